@@ -1,0 +1,156 @@
+"""Records -> everything made from them: a cell's summary and pictures, a study's tables, plots and report."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from stepbench import advice, axes, cell_plots, phase_plots, plots, report
+from stepbench.cell_summary import summarize_cell
+from stepbench.plot_style import save_figure
+from stepbench.record import (
+    PHASES,
+    TIMING_RESULTS_FILE,
+    TIMING_SUMMARY_FILE,
+    Status,
+    write_text_atomically,
+)
+from stepbench.study import Cell, Study, build_study, merge_summaries, read_cell
+
+RUNS_FILE = "runs.csv"
+CELLS_FILE = "cells.csv"
+REPORT_FILE = "report.md"
+SECOND_DECIMALS = 9
+
+
+def write_cell(cell_dir: Path) -> None:
+    """Write `timing_summary.yaml` and the three pictures of a cell; a cell without numbers gets the summary alone."""
+    cell, skipped = read_cell(cell_dir, cell_dir, cell_dir.name)
+    for text in skipped:
+        warnings.warn(text, stacklevel=2)
+    summary = summarize_cell(cell) if cell else {"status": Status.ERROR.value, "reason": "no readable record"}
+    text = yaml.safe_dump(summary, sort_keys=False, allow_unicode=True, width=120)
+    write_text_atomically(cell_dir / TIMING_SUMMARY_FILE, text)
+    if cell is None or not cell.ok_records:
+        return
+    row = merge_summaries([record.summary for record in cell.ok_records if record.summary])
+    labels = _cell_labels(cell)
+    means = {phase: row[f"{phase}_mean_s"] for phase in PHASES}
+    shares = {phase: row[f"{phase}_fraction"] for phase in PHASES}
+    figure = cell_plots.plot_distribution(means, shares, labels)
+    save_figure(figure, cell_dir / "time_distribution_pie", ("png",))
+    rows = read_rows(cell)
+    if rows.empty:
+        warnings.warn(f"{cell_dir / TIMING_RESULTS_FILE} holds no rows of the recorded runs", stacklevel=2)
+        return
+    save_figure(cell_plots.plot_batch_breakdown(rows, labels), cell_dir / "batch_time_breakdown", ("png",))
+    save_figure(cell_plots.plot_total_time(rows, labels), cell_dir / "total_batch_time", ("png",))
+
+
+def read_rows(cell: Cell) -> pd.DataFrame:
+    """The raw rows of the runs that count for a cell, round after round; empty where the file is missing."""
+    path = cell.directory / TIMING_RESULTS_FILE
+    if not path.exists():
+        return pd.DataFrame()
+    rows = pd.read_csv(path)
+    parts = [
+        rows[(rows["round"] == record.request.round) & (rows["attempt"] == record.request.attempt)]
+        for record in cell.ok_records
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _cell_labels(cell: Cell) -> cell_plots.CellLabels:
+    record = cell.last_record
+    assert record is not None and record.summary is not None
+    row = merge_summaries([record.summary for record in cell.ok_records if record.summary])
+    flat = axes.flatten_request(cell.request)
+    precision = axes.label_setting("precision", flat["precision"], cell.ok_records)
+    rounds = len(cell.ok_records)
+    host = record.environment.host if record.environment else None
+    device = record.effective.device_name if record.effective else None
+    basis = "one round; the interval is within it" if rounds == 1 else f"{rounds} rounds"
+    return cell_plots.CellLabels(
+        title=f"{flat['model']}, batch {flat['batch_size']}, {precision}",
+        note=" · ".join(part for part in (basis, f"host {host}" if host else None, device) if part),
+        median_step_s=row["median_step_s"],
+        low_s=row["step_low_s"],
+        high_s=row["step_high_s"],
+        batches_per_step=round(row["num_batches"] / row["num_steps"]),
+    )
+
+
+def write_study(directories: Sequence[Path], out: Path) -> Study:
+    """Write tables, plots and report over the sweeps in these directories. Raises FileNotFoundError without a record.
+
+    A file that holds no readable record is skipped with a warning, which the report repeats.
+    """
+    study = build_study(directories, out)
+    for text in study.warnings:
+        warnings.warn(text, stacklevel=2)
+    out.mkdir(parents=True, exist_ok=True)
+    study = dataclasses.replace(study, findings=advice.find_study_findings(study.cell_frame))
+    files = [out / REPORT_FILE, out / CELLS_FILE, out / RUNS_FILE]
+    write_text_atomically(out / RUNS_FILE, to_csv(study.run_frame))
+    write_text_atomically(out / CELLS_FILE, to_csv(study.cell_frame))
+    files += _write_plots(study)
+    study = dataclasses.replace(study, files=tuple(files))
+    write_text_atomically(out / REPORT_FILE, report.report_markdown(study))
+    return study
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """A frame as CSV text, seconds to the nanosecond, unknown values empty."""
+    rounded = frame.copy()
+    for name in rounded.select_dtypes("float64").columns:
+        rounded[name] = rounded[name].round(SECOND_DECIMALS)
+    text: str = rounded.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def _write_plots(study: Study) -> list[Path]:
+    out, formats = study.out, ("png", "svg")
+    files = save_figure(phase_plots.plot_phases(study), out / "phases", formats)
+    if study.cell_frame["median_step_s"].notna().sum() == 0 or not study.axes:
+        return files
+    files += save_figure(plots.plot_step_time(study), out / "step_time", formats)
+    files += save_figure(plots.plot_time_per_sample(study), out / "time_per_sample", formats)
+    files += save_figure(plots.plot_throughput(study), out / "throughput", formats)
+    if study.speed_ups:
+        files += save_figure(plots.plot_speed_up(study, study.speed_ups), out / "speedup", formats)
+    return files
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: aggregate directories and print the study. Returns 0, or 2 where there is nothing to read."""
+    parser = argparse.ArgumentParser(
+        prog="stepbench-aggregate",
+        description="Read the records of one or several sweeps and write tables, plots and a report.",
+    )
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="a run, a sweep, or a tree of them")
+    parser.add_argument("--out", type=Path, help="where to write (default: the first DIR)")
+    options = parser.parse_args(arguments)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            study = write_study(options.directories, options.out or options.directories[0])
+            for cell in study.cells:
+                write_cell(cell.directory)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        print(f"stepbench-aggregate: {error}", file=sys.stderr)
+        return 2
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"stepbench-aggregate: warning: {text}", file=sys.stderr)
+    report.print_study(study)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The axes of a study: which settings vary between its cells, found from the recorded specs, and how they are labelled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepbench.record import Component, EffectiveSettings, RunRecord, RunRequest, RunSpec, canonical_json
+
+PRECISION_SPELLINGS = {"32-true": "32", "64-true": "64", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning's several spellings of one precision: a run that shows the other one ran as requested."""
+
+EFFECTIVE_TWINS = {"data.num_workers": "num_workers"} | {
+    field.name: field.name
+    for field in dataclasses.fields(EffectiveSettings)
+    if field.name in {spec_field.name for spec_field in dataclasses.fields(RunSpec)}
+}
+"""A requested axis and the effective setting that tells whether it ran so."""
+
+GROUPS = ("model", "data", "precision")
+"""Config groups whose chosen option is the best label of what was asked for."""
+
+DECISIVE_AXES = {"float32_matmul_precision": "precision"}
+"""An axis that the other decides where its option sets both (the precision option `tf32`)."""
+
+NOT_AN_X_AXIS = ("seed",)
+"""Numeric, but order and distance mean nothing."""
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A setting that varies in a study. `values` are the requested ones in order: numeric, else by first appearance."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether distances along the axis mean something."""
+        return self.name not in NOT_AN_X_AXIS and all(is_number(value) for value in self.values)
+
+    @property
+    def title(self) -> str:
+        """The axis in words."""
+        return self.name.replace("_", " ")
+
+    @property
+    def column(self) -> str:
+        """The column of `runs.csv` and `cells.csv` that holds the requested value."""
+        return requested_column(self.name)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number (true and false are not)."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def requested_column(name: str) -> str:
+    """The column for a requested setting: with the prefix `requested_` where an effective one stands beside it."""
+    return f"requested_{name}" if name in EFFECTIVE_TWINS and name != "batch_size" and "." not in name else name
+
+
+def flatten_request(request: RunRequest) -> dict[str, Value]:
+    """Every setting of a request by its dotted name: the spec's own fields, then the arguments of model and data."""
+    spec, choices = request.spec, dict(request.choices)
+    flat: dict[str, Value] = {}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        default = value.target.rpartition(".")[2] if isinstance(value, Component) else value
+        flat[field.name] = choices.get(field.name, default) if field.name in GROUPS else value
+    for name in ("model", "data"):
+        flat |= _flatten(name, getattr(spec, name).arguments)
+    return flat
+
+
+def _flatten(prefix: str, value: Any) -> dict[str, Value]:
+    if isinstance(value, Mapping) and value:
+        return {key: leaf for name, inner in value.items() for key, leaf in _flatten(f"{prefix}.{name}", inner).items()}
+    plain = value if value is None or isinstance(value, str | int | float | bool) else canonical_json(value)
+    return {} if value == {} and "." not in prefix else {prefix: plain}
+
+
+def find_axes(settings: Sequence[Mapping[str, Value]]) -> tuple[Axis, ...]:
+    """The settings with more than one value over these cells, without those that only relabel an earlier one."""
+    names = list(dict.fromkeys(name for cell in settings for name in cell))
+    columns = {name: [cell.get(name) for cell in settings] for name in names}
+    kept: list[str] = []
+    for name in names:
+        if len({_key(value) for value in columns[name]}) > 1 and not _is_redundant(name, kept, columns):
+            kept.append(name)
+    return tuple(Axis(name=name, values=_ordered(columns[name])) for name in kept)
+
+
+def _is_redundant(name: str, kept: Sequence[str], columns: Mapping[str, Sequence[Value]]) -> bool:
+    """Whether the axes kept so far already tell this one's values apart: a derived setting, not a choice of its own."""
+    owner = DECISIVE_AXES.get(name, name.partition(".")[0])
+    if owner in kept and owner != name and _decides(columns[owner], columns[name]):
+        return True
+    if "." not in name and name != "data":
+        return False
+    candidates = kept if "." in name else [other for other in kept if other == "model"]
+    return any(_decides(columns[o], columns[name]) and _decides(columns[name], columns[o]) for o in candidates)
+
+
+def _decides(first: Sequence[Value], second: Sequence[Value]) -> bool:
+    return len({_key(a) for a in first}) == len({(_key(a), _key(b)) for a, b in zip(first, second, strict=True)})
+
+
+def _key(value: Value) -> tuple[str, Value]:
+    """True and 1 are different settings; 1 and 1.0 are not."""
+    return ("number" if is_number(value) else type(value).__name__, value)
+
+
+def _ordered(values: Sequence[Value]) -> tuple[Value, ...]:
+    unique = list({_key(value): value for value in values}.values())
+    if all(value is None or is_number(value) for value in unique):
+        unique.sort(key=lambda value: (value is not None, value if is_number(value) else 0))
+    return tuple(unique)
+
+
+def choose_x_axis(axes: Sequence[Axis]) -> Axis | None:
+    """The axis to plot against: batch size where it varies, else the first numeric one; None where nothing is numeric."""
+    numeric = [axis for axis in axes if axis.is_numeric]
+    return next((axis for axis in numeric if axis.name == "batch_size"), numeric[0] if numeric else None)
+
+
+# ---- labels: what ran, not what was asked ----
+
+
+def ran_differently(name: str, requested: Value, effective: Value) -> bool:
+    """Whether a setting ran as something else than requested. Unknown, left open or spelled otherwise is no difference."""
+    if effective is None or requested is None:
+        return False
+    if name == "precision":
+        return _plain_precision(requested) != _plain_precision(effective)
+    return bool(requested != effective)
+
+
+def _plain_precision(value: Value) -> str:
+    return PRECISION_SPELLINGS.get(str(value), str(value))
+
+
+def find_differences(record: RunRecord) -> dict[str, tuple[Value, Value]]:
+    """Requested and effective value of every setting of a run that ran as something else, by name."""
+    if record.effective is None:
+        return {}
+    requested = flatten_request(record.request) | {"precision": record.request.spec.precision}
+    pairs = {name: (requested.get(name), getattr(record.effective, twin)) for name, twin in EFFECTIVE_TWINS.items()}
+    pairs["timer"] = (record.request.timer, record.effective.timer)
+    return {name: pair for name, pair in pairs.items() if ran_differently(name, *pair)}
+
+
+def label_value(value: Value) -> str:
+    """A requested value for people."""
+    if value is None:
+        return "default"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def label_setting(name: str, value: Value, records: Sequence[RunRecord]) -> str:
+    """`16-mixed (ran as bf16-mixed)`: a requested value with what it ran as in these runs where that is another."""
+    ran_as = [find_differences(record)[name][1] for record in records if name in find_differences(record)]
+    suffix = " or ".join(dict.fromkeys(label_value(effective) for effective in ran_as))
+    return f"{label_value(value)} (ran as {suffix})" if suffix else label_value(value)
+
+
+def label_combination(labels: Mapping[str, str]) -> str:
+    """One label for several settings, by axis name: `16-mixed, num_workers=4`."""
+    if len(labels) == 1:
+        return next(iter(labels.values()))
+    plain = (*GROUPS, "accelerator", "host", "device", "sweep")
+    return ", ".join(
+        label if name in plain else f"{name.rpartition('.')[2]}={label}" for name, label in labels.items()
+    )

@@ -1,0 +1,358 @@
+"""The timing callback: Lightning's hooks, profiler actions and torch's optimizer hooks become marks.
+
+Hooks alone cannot see the wait for a batch, the transfer or the end of an optimizer's closure. So while training runs,
+`trainer.profiler` is a tap that forwards to the user's own profiler and marks the actions that bound a phase. The names
+of those actions are visible output of Lightning rather than a documented contract; a test pins them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
+
+from stepbench.clock import Clock, HostClock
+from stepbench.record import BatchTiming
+from stepbench.timing import ConfirmedBatch, Mark, PhaseAccountant
+
+FETCH_ACTION = "train_dataloader_next"
+EPOCH_ACTION = "run_training_epoch"
+
+VALIDATION_HOOKS = frozenset(
+    {"on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_start", "val_dataloader"}
+)
+"""Whichever of these comes first after a batch opens its validation."""
+
+Marks = tuple[Mark | None, Mark | None]
+"""The mark at the start of an action and the one at its end."""
+
+PHASE_MARKS: dict[tuple[str, str], Marks] = {
+    ("LightningModule", "transfer_batch_to_device"): (Mark.ENTER_TRANSFER, Mark.EXIT),
+    ("LightningDataModule", "transfer_batch_to_device"): (Mark.ENTER_TRANSFER, Mark.EXIT),
+    ("Strategy", "training_step"): (Mark.ENTER_FORWARD, Mark.EXIT),
+    ("LightningModule", "on_before_backward"): (None, Mark.ENTER_BACKWARD),
+    ("LightningModule", "on_after_backward"): (Mark.EXIT_BACKWARD, None),
+    ("Callback", "on_after_backward"): (Mark.EXIT_BACKWARD, None),
+    ("LightningModule", "optimizer_zero_grad"): (Mark.ENTER_OPTIMIZER, Mark.EXIT),
+    ("LightningModule", "configure_gradient_clipping"): (Mark.ENTER_OPTIMIZER, Mark.EXIT),
+    ("LightningModule", "optimizer_step"): (Mark.STEP_CALLED, Mark.EXIT),
+}
+"""What an action marks, by the owner and the hook that its name gives: `[LightningModule]LitNet.optimizer_step`."""
+
+SCALED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
+    **PHASE_MARKS,
+    ("LightningModule", "optimizer_step"): (Mark.SCALED_STEP_CALLED, Mark.EXIT),
+    ("LightningModule", "on_before_zero_grad"): (Mark.ENTER_OTHER, Mark.EXIT),
+    ("Callback", "on_before_zero_grad"): (Mark.ENTER_OTHER, Mark.EXIT),
+    ("LightningModule", "on_before_optimizer_step"): (Mark.ENTER_OTHER, Mark.EXIT),
+    ("Callback", "on_before_optimizer_step"): (Mark.ENTER_OTHER, Mark.EXIT),
+    ("Callback", "on_before_backward"): (Mark.ENTER_OTHER, Mark.EXIT),
+    ("LightningModule", "on_before_backward"): (Mark.ENTER_OTHER, Mark.ENTER_BACKWARD),
+    ("LightningModule", "on_after_backward"): (Mark.EXIT_BACKWARD, Mark.EXIT),
+}
+"""The same with a gradient scaler, whose own work makes the rest of the optimizer step belong to the optimizer: the
+hooks inside the step have to be told apart from it."""
+
+
+class StopRule(Protocol):
+    """Decides when enough has been measured."""
+
+    def start(self, now_ns: int) -> None:
+        """Training starts."""
+        ...
+
+    def batch_done(self, now_ns: int, *, completes_step: bool) -> bool:
+        """A batch has ended; returns whether the run is to stop."""
+        ...
+
+
+class StepTimer(pl.Callback):
+    """Times every training batch by phase. The position among other callbacks does not matter.
+
+    After `fit` the timings are in `rows`. `stop_rule`, where given, ends the training once it has seen enough. The
+    user's profiler keeps working, and everything is put back when training ends or an exception ends it.
+    """
+
+    # Lightning calls only what is callable: hooks that are not needed cost nothing.
+    on_before_zero_grad = None  # type: ignore[assignment]
+    on_before_backward = None  # type: ignore[assignment]
+    on_after_backward = None  # type: ignore[assignment]
+    on_before_optimizer_step = None  # type: ignore[assignment]
+
+    def __init__(self, *, clock: Clock | None = None, stop_rule: StopRule | None = None) -> None:
+        self._now = (HostClock() if clock is None else clock).now
+        self._stop_rule = stop_rule
+        self._accountant = PhaseAccountant()
+        self._marks: list[int] = []
+        self._confirmed: list[ConfirmedBatch] = []
+        self._hook_handles: list[Any] = []
+        self._users_profiler: Profiler | None = None
+        self._epoch = 0
+        self._global_step = 0
+        self._num_samples: int | None = None
+        self.first_batch_end_ns: int | None = None
+        self.exception: BaseException | None = None
+
+    @property
+    def rows(self) -> list[BatchTiming]:
+        """The batches timed so far, complete once training has ended."""
+        return self._accountant.rows
+
+    @property
+    def num_discarded(self) -> int:
+        """Requests for a batch that led to no finished one: the end of an unsized loader, a skipped epoch, an error."""
+        return self._accountant.num_discarded
+
+    # ---- Lightning's hooks ----
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the tap before the user's profiler and hooks on every optimizer."""
+        self._marks.clear()
+        self._confirmed.clear()
+        self._global_step = trainer.global_step
+        self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
+        scales_gradients = getattr(trainer.precision_plugin, "scaler", None) is not None
+        trainer.profiler = _Tap(  # type: ignore[attr-defined]
+            self._users_profiler, self._marks, self._now, self._end_epoch, scales_gradients=scales_gradients
+        )
+        for optimizer in trainer.optimizers:
+            self._hook_handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._hook_handles.append(optimizer.register_step_post_hook(self._after_step))
+        if self._stop_rule is not None:
+            self._stop_rule.start(self._now())
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the epoch's number."""
+        self._epoch = trainer.current_epoch
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the samples of the batch."""
+        self._num_samples = count_samples(batch)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Confirm the batch and ask whether enough has been measured."""
+        now = self._now()
+        self._marks += (Mark.BATCH_DONE, now)
+        self._confirmed.append(ConfirmedBatch(epoch=self._epoch, batch=batch_idx, num_samples=self._num_samples))
+        if self.first_batch_end_ns is None:
+            self.first_batch_end_ns = now
+        global_step = trainer.global_step
+        completes_step = global_step != self._global_step
+        self._global_step = global_step
+        if self._stop_rule is not None and self._stop_rule.batch_done(now, completes_step=completes_step):
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put everything back."""
+        self._restore(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Drop the batch that was under way and put everything back; the batches before it are kept."""
+        self.exception = exception
+        if self._users_profiler is not None:
+            self._marks += (Mark.ABORT, self._now())
+            self._restore(trainer)
+
+    def _restore(self, trainer: pl.Trainer) -> None:
+        self._fold()
+        if self._users_profiler is not None:
+            trainer.profiler = self._users_profiler  # type: ignore[attr-defined]
+            self._users_profiler = None
+        for handle in self._hook_handles:
+            handle.remove()
+        self._hook_handles.clear()
+
+    # ---- marks that no hook of Lightning's gives ----
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Enter the optimizer, and have the closure, which runs forward and backward inside the step, leave it."""
+        self._marks += (Mark.ENTER_OPTIMIZER, self._now())
+        closure = kwargs.get("closure")
+        if closure is not None:
+            return args, {**kwargs, "closure": self._time_closure(closure)}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._time_closure(args[1]), *args[2:]), kwargs
+        return None
+
+    def _time_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def timed_closure() -> Any:
+            self._marks += (Mark.ENTER_OTHER, self._now())
+            result = closure()
+            self._marks += (Mark.EXIT, self._now())
+            return result
+
+        return timed_closure
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._marks += (Mark.STEPPED, self._now())
+
+    def _end_epoch(self) -> None:
+        self._marks += (Mark.EPOCH_END, self._now())
+        self._fold()
+
+    def _fold(self) -> None:
+        self._accountant.fold(self._marks, self._confirmed)
+        self._marks.clear()
+        self._confirmed.clear()
+
+
+class _PhaseContext:
+    """Marks the entry and the end of one action. Holds no state of a use, so one object serves all of them."""
+
+    __slots__ = ("_enter", "_exit", "_marks", "_now")
+
+    def __init__(self, marks: list[int], now: Callable[[], int], enter: Mark | None, exit_: Mark | None) -> None:
+        self._marks = marks
+        self._now = now
+        self._enter = enter
+        self._exit = exit_
+
+    def __enter__(self) -> None:
+        if self._enter is not None:
+            self._marks += (self._enter, self._now())
+
+    def __exit__(self, *exception: object) -> None:
+        if self._exit is not None:
+            self._marks += (self._exit, self._now())
+
+
+class _WrappedContext:
+    """A user's profiler around the marks of the same action, so that its cost stays outside the phase."""
+
+    __slots__ = ("_marking", "_users")
+
+    def __init__(self, users: AbstractContextManager[Any], marking: AbstractContextManager[None]) -> None:
+        self._users = users
+        self._marking = marking
+
+    def __enter__(self) -> Any:
+        result = self._users.__enter__()
+        self._marking.__enter__()
+        return result
+
+    def __exit__(self, *exception: object) -> bool | None:
+        self._marking.__exit__(*exception)  # type: ignore[arg-type]
+        return self._users.__exit__(*exception)  # type: ignore[arg-type]
+
+
+class _EpochContext:
+    """Calls `end` when the epoch's batches are done."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        self._end = end
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+
+class _Tap(Profiler):
+    """Stands before the user's profiler while training runs: marks what bounds a phase and forwards everything."""
+
+    def __init__(
+        self,
+        users_profiler: Profiler,
+        marks: list[int],
+        now: Callable[[], int],
+        end_epoch: Callable[[], None],
+        *,
+        scales_gradients: bool,
+    ) -> None:
+        super().__init__(dirpath=users_profiler.dirpath, filename=users_profiler.filename)
+        self._users = users_profiler
+        self._users_profile = users_profiler.profile
+        self._forwards_marked = not isinstance(users_profiler, PassThroughProfiler)
+        self._marks = marks
+        self._now = now
+        self._end_epoch = end_epoch
+        self._phase_marks = SCALED_PHASE_MARKS if scales_gradients else PHASE_MARKS
+        self._contexts: dict[str, AbstractContextManager[None] | None] = {}
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        """The context of an action: a marking one where the action bounds a phase, else the user's profiler's own."""
+        try:
+            marking = self._contexts[action_name]
+        except KeyError:
+            marking = self._contexts[action_name] = self._classify(action_name)
+        if marking is None:
+            return self._users_profile(action_name)
+        if self._forwards_marked:
+            return _WrappedContext(self._users_profile(action_name), marking)
+        return marking
+
+    def _classify(self, action_name: str) -> AbstractContextManager[None] | None:
+        if action_name == EPOCH_ACTION:
+            return _EpochContext(self._end_epoch)
+        enter, exit_ = action_marks(action_name, self._phase_marks)
+        if enter is None and exit_ is None:
+            return None
+        return _PhaseContext(self._marks, self._now, enter, exit_)
+
+    def start(self, action_name: str) -> None:
+        """Forward, then mark: fetching is the one action that Lightning starts and stops by name."""
+        self._users.start(action_name)
+        if action_name.endswith(FETCH_ACTION):
+            self._marks += (Mark.FETCH, self._now())
+
+    def stop(self, action_name: str) -> None:
+        """Mark, then forward."""
+        if action_name.endswith(FETCH_ACTION):
+            self._marks += (Mark.EXIT, self._now())
+        self._users.stop(action_name)
+
+    def summary(self) -> str:
+        """The user's profiler's summary."""
+        return self._users.summary()
+
+    def describe(self) -> None:
+        """Have the user's profiler report."""
+        self._users.describe()
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """Set up the user's profiler."""
+        self._users.setup(stage, local_rank, log_dir)
+
+    def teardown(self, stage: str | None) -> None:
+        """Tear down the user's profiler."""
+        self._users.teardown(stage)
+
+
+def action_marks(action_name: str, phase_marks: Mapping[tuple[str, str], Marks]) -> Marks:
+    """The marks of an action such as `[Strategy]DDPStrategy.training_step`; (None, None) where it bounds nothing."""
+    owner, _, rest = action_name.removeprefix("[").partition("]")
+    hook = rest.rpartition(".")[2]
+    if hook in VALIDATION_HOOKS:
+        return Mark.VALIDATION, None
+    return phase_marks.get((owner, hook), (None, None))
+
+
+def count_samples(batch: Any) -> int | None:
+    """The number of samples in a batch; None where its structure does not tell.
+
+    The first dimension of the first tensor found, depth first; `num_graphs` where the batch has it (graph libraries
+    concatenate the nodes of a batch's graphs).
+    """
+    num_graphs = getattr(batch, "num_graphs", None)
+    if isinstance(num_graphs, int):
+        return num_graphs
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.ndim else None
+    if isinstance(batch, Mapping):
+        parts: Sequence[Any] = list(batch.values())
+    elif isinstance(batch, (list, tuple)):
+        parts = batch
+    else:
+        return None
+    return next((count for part in parts if (count := count_samples(part)) is not None), None)

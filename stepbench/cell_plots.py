@@ -1,0 +1,265 @@
+"""The three pictures of one cell: batch by batch in phases and in total, and the average share of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from stepbench import units
+from stepbench.plot_style import (
+    FAILURE_COLOUR,
+    PHASE_COLOURS,
+    PHASE_HATCHES,
+    add_title,
+    new_figure,
+    phase_patches,
+    theme,
+)
+from stepbench.record import PHASES
+
+SMALL_SLICE_FRACTION = 0.03
+"""Thinner slices of the pie are drawn as one (STATISTICS P5)."""
+
+OUTLIER_IQRS = 6.0
+"""Batches further above the upper quartile may lie outside the picture; they are counted and marked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellLabels:
+    """What the pictures of a cell say about it: a title, and a note on machine and rounds."""
+
+    title: str
+    note: str
+    median_step_s: float
+    low_s: float | None
+    high_s: float | None
+    batches_per_step: int
+
+
+def plot_batch_breakdown(rows: pd.DataFrame, labels: CellLabels) -> Figure:
+    """Phases stacked batch by batch, warm-up shaded, from the raw rows of a cell's counted runs."""
+    unit = units.duration_unit(rows.loc[~rows["warmup"], "batch_s"])
+    edges, index = _edges(len(rows))
+    values = [rows[f"{phase}_s"].to_numpy() * unit.per_s for phase in PHASES]
+    present = [phase for phase, series in zip(PHASES, values, strict=True) if series.sum() > 0]
+    with theme():
+        figure = new_figure(8.6, 4.2)
+        axes = figure.add_subplot()
+        polygons = axes.stackplot(
+            edges,
+            *(series[index] for series in values),
+            colors=[PHASE_COLOURS[phase] for phase in PHASES],
+            linewidth=0,
+        )
+        if len(rows) <= 400:
+            for phase, polygon in zip(PHASES, polygons, strict=True):
+                polygon.set(hatch=PHASE_HATCHES[phase], edgecolor="white")
+        note = _decorate(axes, rows, unit, labels)
+        axes.set_ylabel(f"time per batch [{unit.name}]")
+        handles: list[Any] = [*reversed(phase_patches(present)), *_note_handles(axes)]
+        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
+        add_title(figure, axes, f"Phases batch by batch: {labels.title}", note)
+    return figure
+
+
+def plot_total_time(rows: pd.DataFrame, labels: CellLabels) -> Figure:
+    """Wall time of every batch, warm-up shaded, with the median and its interval."""
+    timed = rows.loc[~rows["warmup"], "batch_s"]
+    unit = units.duration_unit(timed)
+    values = rows["batch_s"].to_numpy() * unit.per_s
+    with theme():
+        figure = new_figure(8.6, 4.2)
+        axes = figure.add_subplot()
+        note = _decorate(axes, rows, unit, labels)
+        limit = axes.get_ylim()[1]
+        x = np.arange(1, len(rows) + 1)
+        inside = values <= limit
+        size = float(np.clip(900 / len(rows), 2.5, 18))
+        colour = PHASE_COLOURS["backward"]
+        axes.plot(x, np.where(inside, values, np.nan), color=colour, linewidth=0.5, alpha=0.35, zorder=2)
+        axes.scatter(x[inside], values[inside], s=size, color=colour, linewidths=0, zorder=3)
+        is_step = labels.batches_per_step == 1
+        median_s = labels.median_step_s if is_step else float(timed.median())
+        name = "median step" if is_step else "median batch"
+        line = axes.axhline(
+            median_s * unit.per_s,
+            color="black",
+            linewidth=1.1,
+            zorder=4,
+            label=f"{name} {units.format_duration(median_s, unit)}",
+        )
+        handles: list[Any] = [line]
+        if is_step and labels.low_s is not None and labels.high_s is not None:
+            band = axes.axhspan(
+                labels.low_s * unit.per_s,
+                labels.high_s * unit.per_s,
+                color="black",
+                alpha=0.18,
+                linewidth=0,
+                zorder=1,
+                label="its interval",
+            )
+            handles.append(band)
+        axes.set_ylabel(f"time per batch [{unit.name}]")
+        handles += _note_handles(axes)
+        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
+        add_title(figure, axes, f"Total time per batch: {labels.title}", note)
+    return figure
+
+
+def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float], labels: CellLabels) -> Figure:
+    """Average share of each phase as a pie; values in time and per cent stand in the legend."""
+    total_s = sum(means_s.values())
+    unit = units.duration_unit([total_s])
+    small = [phase for phase in PHASES if shares[phase] < SMALL_SLICE_FRACTION]
+    if len(small) == 1 and shares[small[0]] > 0:
+        small = []
+    slices = [phase for phase in PHASES if phase not in small and shares[phase] > 0]
+    sizes = [shares[phase] for phase in slices]
+    colours = [PHASE_COLOURS[phase] for phase in slices]
+    hatches = [PHASE_HATCHES[phase] for phase in slices]
+    if sum(shares[phase] for phase in small) > 0:
+        sizes.append(sum(shares[phase] for phase in small))
+        colours.append((0.35, 0.35, 0.35))
+        hatches.append("")
+    with theme():
+        figure = new_figure(7.0, 4.0)
+        axes = figure.add_subplot()
+        wedges = axes.pie(
+            sizes,
+            colors=colours,
+            startangle=90,
+            counterclock=False,
+            wedgeprops={"edgecolor": "white", "linewidth": 1.0},
+        )[0]
+        for wedge, hatch in zip(wedges, hatches, strict=True):
+            wedge.set_hatch(hatch)
+        for wedge, size in zip(wedges, sizes, strict=True):
+            if size >= 0.08:
+                angle = np.deg2rad((wedge.theta1 + wedge.theta2) / 2)
+                axes.text(
+                    0.66 * np.cos(angle),
+                    0.66 * np.sin(angle),
+                    units.format_fraction(size),
+                    ha="center",
+                    va="center",
+                    bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+                )
+        handles = []
+        for phase in PHASES:
+            (patch,) = phase_patches([phase])
+            merged = "  (in “small phases”)" if phase in small and shares[phase] > 0 else ""
+            patch.set_label(
+                f"{phase}  {units.format_duration(means_s[phase], unit)}, {units.format_fraction(shares[phase])}{merged}"
+            )
+            handles.append(patch)
+        if len(sizes) > len(slices):
+            handles.append(Patch(facecolor=(0.35, 0.35, 0.35), edgecolor="white", label="small phases together"))
+        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), title="mean per step, share")
+        note = f"mean step {units.format_duration(total_s, unit)} · {labels.note}"
+        add_title(figure, axes, f"Average share of each phase: {labels.title}", note)
+    return figure
+
+
+# ---- what the two batch-by-batch pictures share ----
+
+
+def _edges(count: int) -> tuple[Any, Any]:
+    """Both edges of each batch's column, and the index of the batch at each edge: steps, not slopes."""
+    x = np.arange(1, count + 1)
+    return np.column_stack([x - 0.5, x + 0.5]).ravel(), np.repeat(np.arange(count), 2)
+
+
+def robust_limit(timed: Any) -> float:
+    """An upper limit that shows the bulk of the timed batches: far outliers do not stretch it."""
+    ordered = np.sort(timed)
+    low, middle, high = np.quantile(ordered, [0.25, 0.5, 0.75])
+    common = ordered[int(0.95 * (len(ordered) - 1))]
+    fence = max(high + OUTLIER_IQRS * (high - low), 1.6 * middle, common)
+    return float(1.12 * ordered[ordered <= fence].max())
+
+
+def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: CellLabels) -> str:
+    """Limits, warm-up, round, epoch and validation marks, points above the limit; returns the note that names them."""
+    values = rows["batch_s"].to_numpy() * unit.per_s
+    warmup = rows["warmup"].to_numpy(dtype=bool)
+    timed = values[~warmup] if (~warmup).any() else values
+    limit = robust_limit(timed)
+    x = np.arange(1, len(rows) + 1)
+    axes.set_xlim(0.5, len(rows) + 0.5)
+    axes.set_ylim(0, limit)
+    axes.set_xlabel("batch" if rows["round"].nunique() == 1 else "batch, round after round")
+    changes = np.flatnonzero(np.diff(warmup.astype(int), prepend=0, append=0))
+    for i, (start, end) in enumerate(zip(changes[::2], changes[1::2], strict=True)):
+        axes.axvspan(
+            start + 0.5,
+            end + 0.5,
+            facecolor="none",
+            edgecolor="0.5",
+            hatch="/",
+            linewidth=0,
+            alpha=0.55,
+            zorder=5,
+            label="_warmup" if i else "warm-up",
+        )
+    starts = np.flatnonzero(rows["starts_epoch"].to_numpy(dtype=bool) & (np.arange(len(rows)) > 0))
+    validated = np.flatnonzero(rows["validation_ran"].to_numpy(dtype=bool))
+    transform = axes.get_xaxis_transform()
+    for label, places, marker, height in (
+        ("epoch starts", x[starts] - 0.5, "|", 0.985),
+        ("validation follows", x[validated] + 0.5, "v", 0.955),
+    ):
+        if len(places):
+            axes.plot(
+                places,
+                np.full(len(places), height),
+                linestyle="none",
+                marker=marker,
+                markersize=5,
+                color="0.25",
+                transform=transform,
+                label=label,
+                zorder=6,
+            )
+    above = values > limit
+    if above.any():
+        axes.plot(
+            x[above],
+            np.full(above.sum(), 1.0),
+            linestyle="none",
+            marker="^",
+            markersize=5,
+            color=FAILURE_COLOUR,
+            transform=transform,
+            clip_on=False,
+            label="above the picture",
+            zorder=7,
+        )
+    lines = [_describe_rows(rows, labels)]
+    if above.any():
+        highest = units.format_duration(float(values.max()) / unit.per_s)
+        where = f", {(above & warmup).sum():,} of them in the warm-up" if (above & warmup).any() else ""
+        lines.append(f"{units.format_count(int(above.sum()), 'batch', 'batches')} above the picture, up to {highest}{where}")
+    return "\n".join([*lines, labels.note])
+
+
+def _describe_rows(rows: pd.DataFrame, labels: CellLabels) -> str:
+    num_warmup = int(rows["warmup"].sum())
+    text = (
+        f"{units.format_count(len(rows) - num_warmup, 'timed batch', 'timed batches')} after {num_warmup:,} of warm-up"
+        f" · median step {units.format_duration(labels.median_step_s)}"
+    )
+    return text + (f" ({labels.batches_per_step} batches a step)" if labels.batches_per_step > 1 else "")
+
+
+def _note_handles(axes: Axes) -> list[Any]:
+    handles, names = axes.get_legend_handles_labels()
+    wanted = ("warm-up", "epoch starts", "validation follows", "above the picture")
+    return [handle for handle, name in zip(handles, names, strict=True) if name in wanted]

@@ -1,0 +1,1 @@
+"""Built-in data: ordinary LightningDataModules, synthetic or read from real files."""

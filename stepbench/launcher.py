@@ -1,0 +1,201 @@
+"""Starts workers and waits for them: forked from a warm server, or spawned. Imports neither torch nor lightning."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from stepbench.clock import monotonic_s
+
+GRACE_S = 3.0
+"""How long a process group may take to end after SIGTERM before it is killed."""
+
+
+class LaunchError(RuntimeError):
+    """No worker could be started; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExit:
+    """How a worker ended: its exit code, negative for a signal, and whether the time limit ended it."""
+
+    returncode: int
+    timed_out: bool
+
+
+class Launcher(Protocol):
+    """Runs one worker at a time and waits for it without using the processor."""
+
+    def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
+        """Have a worker measure the request in `cell_dir`; its output goes to `log`. Interrupts end it and pass on."""
+        ...
+
+    def close(self) -> None:
+        """Let go of every process."""
+        ...
+
+
+def can_fork() -> bool:
+    """Whether workers can be forked from a warm server: on Linux, with a kernel that lets a process be waited for."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+def make_launcher(worker_start: str) -> Launcher:
+    """The launcher for `auto`, `fork` or `spawn`."""
+    if worker_start == "auto":
+        worker_start = "fork" if can_fork() else "spawn"
+    return ForkLauncher() if worker_start == "fork" else SpawnLauncher()
+
+
+class ForkLauncher:
+    """Forks workers from a warm server, which starts with the first of them and is replaced if it dies."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
+
+    def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
+        """See `Launcher.run`. A server that dies counts as the worker's death; the next call starts another."""
+        if self._server is None:
+            self._start()
+        request = json.dumps({"cell_dir": str(cell_dir), "log": str(log)}) + "\n"
+        pid: int | None = None
+        timed_out = False
+        try:
+            self._requests.write(request)
+            self._requests.flush()
+            pid = self._read_reply()["pid"]
+            if timeout_s is not None and not self._wait_readable(timeout_s):
+                timed_out = True
+                self._end_group(pid)
+            return WorkerExit(returncode=self._read_reply()["returncode"], timed_out=timed_out)
+        except (EOFError, BrokenPipeError):
+            returncode = self._stop_server()
+            return WorkerExit(returncode=returncode or 1, timed_out=timed_out)
+        except KeyboardInterrupt:
+            if pid is None:
+                self._stop_server()
+            else:
+                self._end_group(pid)
+                with contextlib.suppress(EOFError):
+                    self._read_reply()
+            raise
+
+    def close(self) -> None:
+        """End the server, and with it a worker that still runs."""
+        self._stop_server()
+        self._errors.close()
+
+    def _start(self) -> None:
+        requests_read, requests_write = os.pipe()
+        replies_read, replies_write = os.pipe()
+        command = [sys.executable, "-m", "stepbench.server", str(requests_read), str(replies_write)]
+        self._server = subprocess.Popen(
+            command,
+            pass_fds=(requests_read, replies_write),
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,  # an interrupt from the terminal reaches the parent alone
+        )
+        os.close(requests_read)
+        os.close(replies_write)
+        self._requests = os.fdopen(requests_write, "w", encoding="utf-8")
+        self._replies = os.fdopen(replies_read, "rb", buffering=0)
+        try:
+            self._read_reply()
+        except EOFError:
+            self._stop_server()
+            self._errors.seek(0)
+            raise LaunchError(
+                f"the measuring process did not start:\n{self._errors.read().decode(errors='replace').strip()}"
+            ) from None
+
+    def _read_reply(self) -> dict[str, Any]:
+        line = self._replies.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _wait_readable(self, timeout_s: float) -> bool:
+        return bool(select.select([self._replies], [], [], timeout_s)[0])
+
+    def _end_group(self, pid: int) -> None:
+        _signal_group(pid, signal.SIGTERM)
+        if not self._wait_readable(GRACE_S):
+            _signal_group(pid, signal.SIGKILL)
+
+    def _stop_server(self) -> int:
+        if self._server is None:
+            return 0
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
+        self._replies.close()
+        returncode = self._server.wait()
+        self._server = None
+        return returncode
+
+
+class SpawnLauncher:
+    """Starts every worker as a new process, which imports everything anew."""
+
+    def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
+        """See `Launcher.run`."""
+        command = [sys.executable, "-m", "stepbench.worker", str(cell_dir)]
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        try:
+            timed_out = not _wait(process, timeout_s)
+            if timed_out:
+                self._end_group(process)
+        except KeyboardInterrupt:
+            self._end_group(process)
+            raise
+        returncode = process.wait()
+        _signal_group(process.pid, signal.SIGKILL)
+        return WorkerExit(returncode=returncode, timed_out=timed_out)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def _end_group(self, process: subprocess.Popen[bytes]) -> None:
+        _signal_group(process.pid, signal.SIGTERM)
+        if not _wait(process, GRACE_S):
+            _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
+    """Wait for a child without polling where the kernel can say when it ends; returns whether it did."""
+    if timeout_s is None:
+        process.wait()
+        return True
+    if hasattr(os, "pidfd_open"):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            return bool(select.select([descriptor], [], [], timeout_s)[0])
+        finally:
+            os.close(descriptor)
+    deadline_s = monotonic_s() + timeout_s
+    try:
+        process.wait(max(0.0, deadline_s - monotonic_s()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)

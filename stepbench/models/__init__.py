@@ -1,0 +1,1 @@
+"""Built-in models: ordinary LightningModules, to be measured as any user's module is."""

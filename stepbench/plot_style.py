@@ -1,0 +1,123 @@
+"""How every picture looks: theme, colours of phases and series, captions, and how a figure reaches the disk."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from stepbench.record import PHASES
+
+PNG_DPI = 150
+
+_COLOURBLIND: Any = sns.color_palette("colorblind")
+
+PHASE_COLOURS: dict[str, Any] = {
+    "data": _COLOURBLIND[1],
+    "transfer": _COLOURBLIND[8],
+    "forward": _COLOURBLIND[9],
+    "backward": _COLOURBLIND[0],
+    "optimizer": _COLOURBLIND[2],
+    "other": (0.72, 0.72, 0.72),
+}
+"""The same colour for the same phase in every picture."""
+
+PHASE_HATCHES = {
+    "data": "////",
+    "transfer": "....",
+    "forward": "",
+    "backward": "\\\\\\\\",
+    "optimizer": "xxxx",
+    "other": "",
+}
+"""Tells phases apart in a grey print."""
+
+MAX_SERIES = 8
+"""As many series as can be told apart in one panel."""
+
+FAILURE_COLOUR = "#b22222"
+NOTE_COLOUR = "0.35"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesStyle:
+    """Colour, marker and dash pattern of one series: two of them survive colour blindness, two a grey print."""
+
+    colour: Any
+    marker: str
+    line: Any
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1.2, 1)), "-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1.2, 1)))
+_SERIES_COLOURS = (0, 3, 2, 4, 1, 9, 5, 7)
+
+
+def series_styles(series: Sequence[str]) -> dict[str, SeriesStyle]:
+    """A style for each of at most `MAX_SERIES` series, by position."""
+    return {
+        label: SeriesStyle(colour=_COLOURBLIND[_SERIES_COLOURS[i]], marker=_MARKERS[i], line=_LINES[i])
+        for i, label in enumerate(series[:MAX_SERIES])
+    }
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """The look of all pictures, for the time of a `with` block; nothing global stays changed."""
+    rc: dict[str, Any] = {
+        **sns.plotting_context("paper", font_scale=1.05),
+        **sns.axes_style("ticks"),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "font.family": ["sans-serif"],
+        "hatch.linewidth": 0.5,
+        "svg.hashsalt": "stepbench",
+        "legend.frameon": False,
+        "axes.axisbelow": True,
+    }
+    with matplotlib.rc_context(rc):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that no global state knows of."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # type: ignore[union-attr]
+    return figure
+
+
+def add_title(figure: Figure, axes: Axes, title: str, note: str) -> None:
+    """A bold title over a smaller note that says what is drawn; long lines are wrapped to the figure's width."""
+    width = figure.get_figwidth()
+    figure.suptitle(
+        textwrap.fill(title, int(width * 12)), x=0.01, ha="left", fontsize="large", fontweight="bold", linespacing=1.1
+    )
+    wrapped = "\n".join(textwrap.fill(line, int(width * 17.5)) for line in note.splitlines())
+    axes.set_title(wrapped, loc="left", fontsize="small", color=NOTE_COLOUR, linespacing=1.25)
+
+
+def phase_patches(phases: Sequence[str] = PHASES) -> list[Patch]:
+    """Legend entries for phases."""
+    return [
+        Patch(facecolor=PHASE_COLOURS[phase], hatch=PHASE_HATCHES[phase], edgecolor="white", linewidth=0.5, label=phase)
+        for phase in phases
+    ]
+
+
+def save_figure(figure: Figure, path: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a figure as `path` with each suffix; equal figures give equal bytes."""
+    paths = [path.with_suffix(f".{suffix}") for suffix in formats]
+    with theme():
+        for target in paths:
+            metadata = {"Date": None} if target.suffix == ".svg" else {"Software": None}
+            figure.savefig(target, dpi=PNG_DPI, metadata=metadata)
+    return paths

@@ -1,0 +1,65 @@
+"""When a run is warm and when it has measured enough. Knows nothing of Lightning, torch or clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from stepbench.record import BatchTiming, Protocol
+from stepbench.timing import NS_PER_S
+
+SLOW_BATCH_S = 0.2
+"""Where a batch takes longer than this, fewer of them are enough: the spread of long batches is relatively small."""
+
+SLOW_TIMED_BATCHES = 10
+
+
+class ProtocolRule:
+    """Follows a run batch by batch. The warm-up ends, and the run stops, only where an optimizer step is complete."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self._start_ns = 0
+        self._warm_ns: int | None = None
+        self._num_batches = 0
+        self.num_warmup_batches: int | None = None
+        """How many batches the warm-up took; None while it lasts."""
+
+    def start(self, now_ns: int) -> None:
+        """Training starts."""
+        self._start_ns = now_ns
+
+    def batch_done(self, now_ns: int, *, completes_step: bool) -> bool:
+        """A batch has ended; returns whether the run is to stop (with `epochs` only the last one's end stops it)."""
+        self._num_batches += 1
+        if not completes_step:
+            return False
+        if self._warm_ns is None or self.num_warmup_batches is None:
+            elapsed_s = (now_ns - self._start_ns) / NS_PER_S
+            if self._num_batches >= self._protocol.warmup_batches and elapsed_s >= self._protocol.warmup_s:
+                self._warm_ns = now_ns
+                self.num_warmup_batches = self._num_batches
+            return False
+        if self._protocol.epochs is not None:
+            return False
+        timed_s = (now_ns - self._warm_ns) / NS_PER_S
+        num_timed = self._num_batches - self.num_warmup_batches
+        enough = min(SLOW_TIMED_BATCHES, self._protocol.timed_batches)
+        if timed_s <= SLOW_BATCH_S * num_timed:
+            enough = self._protocol.timed_batches
+        return num_timed >= enough and timed_s >= self._protocol.timed_s
+
+
+def mark_warmup(rows: Sequence[BatchTiming], num_warmup_batches: int | None) -> list[BatchTiming]:
+    """The rows with their warm-up marked: whole optimizer steps, and never more than half of them.
+
+    A run that the data or the user's code ended early, or whose epochs are short, keeps its later half for the summary.
+    """
+    steps = [row.step for row in rows]
+    if not steps:
+        return []
+    first_step, last_step = steps[0], steps[-1]
+    half = first_step + (last_step - first_step + 1) // 2
+    wanted = half if num_warmup_batches is None or num_warmup_batches >= len(rows) else steps[num_warmup_batches]
+    first_timed_step = min(wanted, half)
+    return [dataclasses.replace(row, warmup=row.step < first_timed_step) for row in rows]

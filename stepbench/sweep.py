@@ -1,0 +1,177 @@
+"""Runs the cells of a sweep one after the other, and sees to it that each leaves a record, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import stepbench
+from stepbench import units
+from stepbench.clock import monotonic_s, unix_time_s
+from stepbench.launcher import Launcher, WorkerExit
+from stepbench.record import (
+    CONFIG_FILE,
+    SCHEMA_VERSION,
+    SWEEP_FILE,
+    RecordError,
+    RunRecord,
+    RunRequest,
+    Status,
+    log_path,
+    read_record,
+    record_path,
+    spec_hash,
+    write_record,
+    write_request,
+    write_text_atomically,
+)
+
+EXIT_OK, EXIT_SOME_FAILED, EXIT_WRONG_REQUEST, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+class DirectoryTakenError(ValueError):
+    """The directory for the results already holds some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCell:
+    """A cell that is still to be measured, and where. `label` tells it from the other cells of the sweep."""
+
+    directory: Path
+    request: RunRequest
+    config_text: str
+    label: str
+
+
+def claim_directory(directory: Path, *, may_rename: bool) -> Path:
+    """Make `directory` ours, in one step that no other sweep can share, and return it.
+
+    Where results lie there already, or another sweep started in the same second, a directory with a number behind its
+    name serves instead if it `may_rename`. Otherwise raises `DirectoryTakenError`.
+    """
+    number, candidate = 1, directory
+    while True:
+        candidate.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(candidate / SWEEP_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            return candidate
+        except FileExistsError:
+            if not may_rename:
+                raise DirectoryTakenError(f"{directory} already holds results; name another directory") from None
+        number += 1
+        candidate = directory.with_name(f"{directory.name}_{number}")
+
+
+def write_plan(directory: Path, cells: Sequence[PlannedCell]) -> None:
+    """Write what is going to be measured, before any of it is: each cell's configuration, and the sweep's own file."""
+    for cell in cells:
+        (cell.directory / "logs").mkdir(parents=True, exist_ok=True)
+        write_text_atomically(cell.directory / CONFIG_FILE, cell.config_text)
+    plan = {
+        "schema_version": SCHEMA_VERSION,
+        "stepbench": stepbench.__version__,
+        "cells": [
+            {
+                "directory": str(cell.directory.relative_to(directory)),
+                "label": cell.label,
+                "spec_hash": spec_hash(cell.request.spec),
+            }
+            for cell in cells
+        ],
+    }
+    write_text_atomically(directory / SWEEP_FILE, json.dumps(plan, indent=1) + "\n")
+
+
+def run_cells(cells: Sequence[PlannedCell], launcher: Launcher) -> int:
+    """Measure every cell; returns the exit code. A failed cell never ends the sweep, an interrupt does.
+
+    Prints a line as each cell starts and completes it with the result; nothing is printed while a worker measures.
+    """
+    statuses: list[Status] = []
+    durations_s: list[float] = []
+    for position, cell in enumerate(cells):
+        print(f"[{position + 1}/{len(cells)}] {cell.label} … ", end="", flush=True)
+        started_s = monotonic_s()
+        try:
+            record = measure_cell(cell, launcher)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            _record_unmeasured(cell, Status.INTERRUPTED, "the sweep was interrupted during this cell")
+            for left in cells[position + 1 :]:
+                _record_unmeasured(left, Status.SKIPPED, "the sweep was interrupted before this cell")
+            return EXIT_INTERRUPTED
+        durations_s.append(monotonic_s() - started_s)
+        statuses.append(record.status)
+        print(_result_text(record) + _remaining_text(durations_s, len(cells)), flush=True)
+    return EXIT_OK if all(status in (Status.OK, Status.SKIPPED) for status in statuses) else EXIT_SOME_FAILED
+
+
+def measure_cell(cell: PlannedCell, launcher: Launcher) -> RunRecord:
+    """Have a worker measure a cell and return its record; where the worker left none, write one that says so."""
+    request = cell.request
+    write_request(cell.directory, request)
+    log = log_path(cell.directory, request.round, request.attempt)
+    started_unix_s, started_s = unix_time_s(), monotonic_s()
+    end = launcher.run(cell.directory, log, request.timeout_s)
+    path = record_path(cell.directory, request.round, request.attempt)
+    try:
+        record = read_record(path) if path.exists() else None
+    except RecordError:
+        record = None
+    if record is not None and (record.status is Status.OK or not end.timed_out):
+        return record
+    status, reason = _explain(end, request)
+    record = RunRecord(
+        request=request,
+        spec_hash=spec_hash(request.spec),
+        status=status,
+        reason=f"{reason}; log: {log}",
+        started_unix_s=started_unix_s,
+        wall_s=monotonic_s() - started_s,
+    )
+    write_record(cell.directory, record)
+    return record
+
+
+def _explain(end: WorkerExit, request: RunRequest) -> tuple[Status, str]:
+    """The status and the reason of a run whose worker left no record of its own."""
+    if end.timed_out:
+        return Status.TIMEOUT, f"the run took longer than timeout_s={request.timeout_s:g}"
+    if end.returncode < 0:
+        number = -end.returncode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return Status.CRASHED, f"the worker was killed by {name}"
+    return Status.CRASHED, f"the worker ended with exit code {end.returncode} and left no record"
+
+
+def _record_unmeasured(cell: PlannedCell, status: Status, reason: str) -> None:
+    record = RunRecord(
+        request=cell.request,
+        spec_hash=spec_hash(cell.request.spec),
+        status=status,
+        reason=reason,
+        started_unix_s=unix_time_s(),
+        wall_s=0.0,
+    )
+    write_record(cell.directory, record)
+
+
+def _result_text(record: RunRecord) -> str:
+    if record.summary is None:
+        return f"{record.status.value}: {record.reason}"
+    text = f"{units.format_duration(record.summary.step.median_s)} per step"
+    if record.summary.samples_per_s is not None:
+        text += f", {units.format_throughput(record.summary.samples_per_s)}"
+    return text
+
+
+def _remaining_text(durations_s: Sequence[float], num_cells: int) -> str:
+    left = num_cells - len(durations_s)
+    if left == 0:
+        return ""
+    about_s = left * sum(durations_s) / len(durations_s)
+    return f"  ({left} left, about {about_s:.0f} s)"

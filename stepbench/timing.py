@@ -1,0 +1,184 @@
+"""From marks to batch timings: a state machine over (code, nanoseconds) pairs. Knows nothing of Lightning or torch.
+
+A window runs from one request for a batch to the next. One cursor walks over the marks and books every nanosecond of
+the window to the innermost phase entered at that moment (exclusive time), so that nesting is right by itself: forward
+and backward inside the optimizer step's closure, several closures in one step, hooks inside hooks. The phases of a
+window therefore sum to its wall time exactly. Windows that no end-of-batch mark confirms are discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from stepbench.record import BatchTiming
+
+NS_PER_S = 1_000_000_000
+
+
+class Mark(IntEnum):
+    """What happened at a moment. The first six enter the phase of that name; `EXIT` leaves the innermost one."""
+
+    ENTER_DATA = 0
+    ENTER_TRANSFER = 1
+    ENTER_FORWARD = 2
+    ENTER_BACKWARD = 3
+    ENTER_OPTIMIZER = 4
+    ENTER_OTHER = 5
+    EXIT = 6
+    FETCH = 7
+    """A batch is requested: enters data and, unless nested in a phase, starts a window."""
+    EXIT_BACKWARD = 8
+    """Autograd has returned: leaves backward if it is the innermost phase, so that it may be marked by every hook."""
+    STEP_CALLED = 9
+    """An optimizer step is asked for: enters other, since forward and backward run inside it."""
+    SCALED_STEP_CALLED = 10
+    """The same where a gradient scaler is at work: enters optimizer, since unscaling and its update belong to it."""
+    STEPPED = 11
+    """An optimizer has updated its weights: leaves the phase that its step had entered."""
+    BATCH_DONE = 12
+    """The batch ran to its end: its window counts."""
+    VALIDATION = 13
+    """Validation starts and lasts until the next request for a batch or the end of the epoch."""
+    EPOCH_END = 14
+    """The last window of the epoch ends here."""
+    ABORT = 15
+    """An exception ended the run: the open window is lost, unless all that was left of it is validation."""
+
+
+_OTHER = int(Mark.ENTER_OTHER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmedBatch:
+    """What the training loop said of a batch at its end; one for every `BATCH_DONE`, in the same order."""
+
+    epoch: int
+    batch: int
+    num_samples: int | None
+
+
+class PhaseAccountant:
+    """Folds marks into `BatchTiming` rows; may be fed in pieces, cut anywhere between two marks.
+
+    `rows` holds the confirmed windows, `num_discarded` counts the others.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[BatchTiming] = []
+        self.num_discarded = 0
+        self._next_step = 0
+        self._previous_end: int | None = None  # end of the last window, while no window is open
+        self._open = False
+        self._clear(0)
+
+    def _clear(self, now: int) -> None:
+        self._stack: list[int] = []
+        self._phase_ns = [0] * 6
+        self._start = self._cursor = now
+        self._validation_start: int | None = None
+        self._num_stepped = 0
+        self._num_steps_called = 0
+        self._confirmed: ConfirmedBatch | None = None
+        self._turnover_ns: int | None = None
+
+    def fold(self, marks: Sequence[int], confirmed: Sequence[ConfirmedBatch]) -> None:
+        """Consume `marks`, a flat series of code, nanoseconds, code, nanoseconds, …, and the batches they confirm."""
+        batches = iter(confirmed)
+        for code, now in zip(marks[::2], marks[1::2], strict=True):
+            if code == Mark.FETCH and (not self._stack or self._validation_start is not None):
+                self._close(now)
+                self._start_window(now)
+            elif code == Mark.EPOCH_END:
+                self._close(now)
+                self._previous_end = now
+            elif code == Mark.ABORT:
+                self._abort(now)
+            elif code == Mark.BATCH_DONE:
+                batch = next(batches)
+                if self._open:
+                    self._book(now)
+                    self._confirmed = batch
+            elif self._open and self._validation_start is None:
+                self._book(now)
+                self._move(code, now)
+
+    def _book(self, now: int) -> None:
+        phase = self._stack[-1] if self._stack else _OTHER
+        self._phase_ns[phase] += now - self._cursor
+        self._cursor = now
+
+    def _move(self, code: int, now: int) -> None:
+        if code <= _OTHER:
+            self._stack.append(code)
+        elif code == Mark.FETCH:
+            self._stack.append(Mark.ENTER_DATA)
+        elif code in (Mark.STEP_CALLED, Mark.SCALED_STEP_CALLED):
+            self._num_steps_called += 1
+            self._stack.append(_OTHER if code == Mark.STEP_CALLED else Mark.ENTER_OPTIMIZER)
+        elif code == Mark.VALIDATION:
+            self._validation_start = now
+        elif code == Mark.EXIT_BACKWARD:
+            if self._stack and self._stack[-1] == Mark.ENTER_BACKWARD:
+                self._stack.pop()
+        else:
+            assert self._stack, f"{Mark(code).name} without a phase to leave"
+            self._stack.pop()
+            self._num_stepped += code == Mark.STEPPED
+
+    def _start_window(self, now: int) -> None:
+        previous_end = self._previous_end
+        self._clear(now)
+        self._open = True
+        self._stack.append(Mark.ENTER_DATA)
+        self._turnover_ns = None if previous_end is None else now - previous_end
+        self._previous_end = None
+
+    def _close(self, now: int) -> None:
+        """End the open window at `now`; validation, if it ran, has ended the batch earlier."""
+        if not self._open:
+            return
+        self._open = False
+        if self._confirmed is None:
+            self.num_discarded += 1
+            return
+        end = now if self._validation_start is None else self._validation_start
+        if self._validation_start is None:
+            self._book(now)
+        self._finish_row(self._confirmed, batch_ns=end - self._start, validation_ns=now - end)
+
+    def _finish_row(self, batch: ConfirmedBatch, *, batch_ns: int, validation_ns: int) -> None:
+        assert sum(self._phase_ns) == batch_ns, "the phases of a batch must sum to its wall time"
+        data, transfer, forward, backward, optimizer, other = (ns / NS_PER_S for ns in self._phase_ns)
+        step_ended = self._num_stepped > 0 or self._num_steps_called > 0
+        self.rows.append(
+            BatchTiming(
+                epoch=batch.epoch,
+                batch=batch.batch,
+                step=self._next_step,
+                num_samples=batch.num_samples,
+                warmup=False,
+                data_s=data,
+                transfer_s=transfer,
+                forward_s=forward,
+                backward_s=backward,
+                optimizer_s=optimizer,
+                other_s=other,
+                batch_s=batch_ns / NS_PER_S,
+                validation_s=validation_ns / NS_PER_S,
+                epoch_turnover_s=None if self._turnover_ns is None else self._turnover_ns / NS_PER_S,
+                took_optimizer_step=self._num_stepped > 0,
+                starts_epoch=not self.rows or self.rows[-1].epoch != batch.epoch,
+                validation_ran=self._validation_start is not None,
+                skipped_by_scaler=self._num_steps_called > 0 and self._num_stepped == 0,
+            )
+        )
+        self._next_step += step_ended
+
+    def _abort(self, now: int) -> None:
+        if self._open and self._validation_start is not None:
+            self._close(now)
+        elif self._open:
+            self._open = False
+            self.num_discarded += 1

@@ -1,0 +1,237 @@
+"""A training loop on a scripted clock: every part of it costs a known, different amount, so the answers are exact.
+
+Milliseconds per batch: fetch 4 (1 per item, 4 items), transfer 2, after-transfer hook 1, forward 5, zero_grad 1,
+backward 6, clipping 1, optimizer 3, another callback 6 x 0.5, module hooks 4 x 0.5, scheduler 1, logger 1.
+Plain: data 4, transfer 2, forward 5, backward 6, optimizer 5, other 8; the batch takes 30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import Logger
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from stepbench.callback import StepTimer
+from stepbench.record import PHASES, BatchTiming
+
+ITEMS_PER_BATCH = 4
+
+
+class ScriptedClock:
+    """Time passes only where a test says so; in whole nanoseconds."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def now(self) -> int:
+        return self.ns
+
+    def spend(self, milliseconds: float) -> None:
+        self.ns += round(milliseconds * 1_000_000)
+
+
+class CostlyItems(Dataset[torch.Tensor]):
+    def __init__(self, clock: ScriptedClock, num_items: int) -> None:
+        self.clock = clock
+        self.num_items = num_items
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.clock.spend(1)
+        return torch.ones(2)
+
+
+class CostlyStream(IterableDataset[torch.Tensor]):
+    def __init__(self, clock: ScriptedClock, num_items: int) -> None:
+        self.clock = clock
+        self.num_items = num_items
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(self.num_items):
+            self.clock.spend(1)
+            yield torch.ones(2)
+
+
+class _CostlyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, clock: ScriptedClock) -> torch.Tensor:
+        ctx.clock = clock
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.clock.spend(6)
+        return gradient, None
+
+
+class CostlySGD(torch.optim.SGD):
+    def __init__(self, clock: ScriptedClock, parameters: Any) -> None:
+        super().__init__(parameters, lr=1e-4)
+        self.clock = clock
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.clock.spend(3)
+        super().step()
+        return loss
+
+
+class CostlyScheduler(torch.optim.lr_scheduler.LambdaLR):
+    clock: ScriptedClock | None = None
+
+    def step(self, epoch: Any = None) -> None:
+        if self.clock is not None:
+            self.clock.spend(1)
+        super().step()
+
+
+class CostlyModule(pl.LightningModule):
+    def __init__(self, clock: ScriptedClock, *, scheduler: bool = True, raise_at: int | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+        self.clock = clock
+        self.scheduler = scheduler
+        self.raise_at = raise_at
+        self.num_training_steps = 0
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self.clock.spend(2)
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer.training:
+            self.clock.spend(1)
+        return batch
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.num_training_steps == self.raise_at:
+            raise RuntimeError("planted")
+        self.num_training_steps += 1
+        self.clock.spend(5)
+        loss = self.layer(batch).mean()
+        self.log("loss", loss.detach())
+        result: torch.Tensor = _CostlyBackward.apply(loss, self.clock)
+        return result
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        self.clock.spend(1)
+        super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        self.clock.spend(1)
+        super().configure_gradient_clipping(*args, **kwargs)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = CostlySGD(self.clock, self.parameters())
+        if not self.scheduler:
+            return optimizer
+        scheduler = CostlyScheduler(optimizer, lambda _: 1.0)
+        scheduler.clock = self.clock
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.clock.spend(0.5)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.clock.spend(0.5)
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        self.clock.spend(0.5)
+
+    def on_after_backward(self) -> None:
+        self.clock.spend(0.5)
+
+
+class CostlyCallback(pl.Callback):
+    """Six hooks of half a millisecond each."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        self.clock = clock
+
+    def _spend(self, *args: Any, **kwargs: Any) -> None:
+        self.clock.spend(0.5)
+
+    on_train_batch_start = _spend
+    on_before_zero_grad = _spend
+    on_before_backward = _spend
+    on_after_backward = _spend
+    on_before_optimizer_step = _spend
+    on_train_batch_end = _spend
+
+
+class CostlyLogger(Logger):
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    @property
+    def name(self) -> str:
+        return "costly"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        if "loss" in metrics:
+            self.clock.spend(1)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Lab:
+    """One fit on a scripted clock. After `run` the timer, the trainer and the clock are there to be asked."""
+
+    def __init__(self, *, num_items: int = 96, timer_first: bool = True, **trainer_settings: Any) -> None:
+        self.clock = ScriptedClock()
+        self.module = CostlyModule(self.clock)
+        self.data: Dataset[torch.Tensor] = CostlyItems(self.clock, num_items)
+        self.batch_size = ITEMS_PER_BATCH
+        self.validation: Any = None
+        self.timer = StepTimer(clock=self.clock)
+        self.timer_first = timer_first
+        self.trainer_settings = trainer_settings
+        self.exception: BaseException | None = None
+
+    def run(self) -> list[BatchTiming]:
+        callbacks: list[pl.Callback] = [self.timer, CostlyCallback(self.clock)]
+        settings: dict[str, Any] = {
+            "max_epochs": 1,
+            "accelerator": "cpu",
+            "logger": CostlyLogger(self.clock),
+            "log_every_n_steps": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
+            "num_sanity_val_steps": 0,
+        }
+        self.trainer = pl.Trainer(
+            callbacks=callbacks if self.timer_first else callbacks[::-1], **{**settings, **self.trainer_settings}
+        )
+        self.profiler_before = self.trainer.profiler
+        self.trainer.fit(self.module, DataLoader(self.data, batch_size=self.batch_size), self.validation)
+        return self.timer.rows
+
+
+def mean_milliseconds(rows: list[BatchTiming], column: str) -> float:
+    """Milliseconds per batch, rounded to a tenth of a nanosecond."""
+    return round(sum(getattr(row, f"{column}_s") for row in rows) / len(rows) * 1e3, 7)
+
+
+def phase_milliseconds(rows: list[BatchTiming]) -> tuple[float, ...]:
+    """Mean data, transfer, forward, backward, optimizer, other and batch, in milliseconds."""
+    return tuple(mean_milliseconds(rows, column) for column in (*PHASES, "batch"))
