@@ -129,6 +129,12 @@ class StepTimer(pl.Callback):
         """Note the epoch's number."""
         self._epoch = trainer.current_epoch
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop a run whose epochs are empty: its rule, which counts batches, would never end it."""
+        has_batches = bool(self.rows) and self.rows[-1].epoch == self._epoch
+        if self._stop_rule is not None and not has_batches:
+            trainer.should_stop = True
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -259,7 +265,10 @@ class _EpochContext:
 
 
 class _Tap(Profiler):
-    """Stands before the user's profiler while training runs: marks what bounds a phase and forwards everything."""
+    """Stands before the user's profiler while training runs: marks what bounds a phase and forwards everything.
+
+    But for `setup` and `teardown`: they happen outside training, and a profiler tears itself down when it is deleted.
+    """
 
     def __init__(
         self,
@@ -319,14 +328,6 @@ class _Tap(Profiler):
     def describe(self) -> None:
         """Have the user's profiler report."""
         self._users.describe()
-
-    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Set up the user's profiler."""
-        self._users.setup(stage, local_rank, log_dir)
-
-    def teardown(self, stage: str | None) -> None:
-        """Tear down the user's profiler."""
-        self._users.teardown(stage)
 
 
 def action_marks(action_name: str, phase_marks: Mapping[tuple[str, str], Marks]) -> Marks:

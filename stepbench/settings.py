@@ -136,10 +136,10 @@ def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise SettingsError([f"{key} is required and has no default: give it as {key}=VALUE" for key in missing])
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise SettingsError([f"{key} is required and has no default: give it as {key}=VALUE" for key in missing])
         plain = OmegaConf.to_container(config, resolve=True)
         canonical_json(plain)
     except OmegaConfBaseException as error:

@@ -54,8 +54,9 @@ def spread(distribution: Distribution) -> float | None:
 def effective_sample_size(values: Sequence[float]) -> float:
     """How many independent values a series is worth for its median, from 1 to its length.
 
-    n / tau with tau = 1 + 2 * sum of the autocorrelations of the indicator [value > median], summed up to the first lag
-    k >= 5 tau (Sokal's automatic window). A constant series carries no correlation and counts in full.
+    n / tau, where tau is the largest of 1 + 2 * sum of the autocorrelations of the indicator [value > median], summed up
+    to each lag until the first lag k >= 5 tau (Sokal's automatic window). The largest, because in a drifting series the
+    later terms cancel the earlier ones. A constant series has no correlation and counts in full.
     """
     n = len(values)
     middle = median(values)
@@ -65,13 +66,14 @@ def effective_sample_size(values: Sequence[float]) -> float:
     variance = sum(value * value for value in centred) / n
     if variance == 0:
         return float(n)
-    tau = 1.0
+    tau = largest = 1.0
     for lag in range(1, n):
         covariance = sum(a * b for a, b in zip(centred, centred[lag:], strict=False)) / n
         tau += 2 * covariance / variance
+        largest = max(largest, tau)
         if lag >= 5 * tau:
             break
-    return min(float(n), max(1.0, n / max(tau, 1e-9)))
+    return n / largest
 
 
 def interval_within_run(values: Sequence[float]) -> Interval | None:

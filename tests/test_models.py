@@ -85,28 +85,23 @@ def test_models_train_in_other_precisions(name: str, precision: str) -> None:
     assert all(gradient is not None and gradient.isfinite().all() for gradient in recorder.gradients.values())
 
 
-@pytest.mark.parametrize(
-    ("module", "data"),
-    [
-        (LitAutoencoder(width=8), SyntheticImages(batch_size=64)),
-        (LitTransformer(width=32, learning_rate=1e-2), SyntheticTokens(batch_size=64)),
-        (LitMLP(depth=4, learning_rate=1e-2), SyntheticFeatures(batch_size=64)),
-    ],
-    ids=list(MODELS),
-)
-def test_training_lowers_the_loss(module: pl.LightningModule, data: Any) -> None:
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log")
+@pytest.mark.parametrize("name", MODELS)
+def test_training_lowers_the_loss(name: str) -> None:
     torch.manual_seed(0)
+    model_class, data_class = MODELS[name]
+    module, data = model_class(learning_rate=3e-3), data_class(batch_size=16)
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     optimizer: Any = module.configure_optimizers()
     losses = []
-    for _ in range(12):
+    for _ in range(20):
         optimizer.zero_grad()
         loss: Any = module.training_step(batch, 0)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.97 * losses[0]
+    assert losses[-1] < 0.98 * losses[0]
 
 
 def test_autoencoder_takes_images_without_labels() -> None:

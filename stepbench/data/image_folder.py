@@ -23,8 +23,8 @@ class ImageFolder(pl.LightningDataModule):
     """Batches (images, labels): float32 (batch, channels, image_size, image_size) in 0..1, int64 (batch,).
 
     Takes every PNG and JPEG file at any depth under `root` but hidden ones, and resizes it to a square, its
-    proportions not kept. The class is the name of the first-level subdirectory, numbered in sorted order; files
-    directly in `root` are a class of their own, number 0. Needs Pillow.
+    proportions not kept. The class is the name of the first-level subdirectory, numbered in sorted order;
+    files directly in `root` are a class of their own, number 0. Needs Pillow.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ImageFolder(pl.LightningDataModule):
 
 
 class ImageFolderDataset(Dataset[Any]):
-    """Pairs (image, label), decoded on access: float32 (channels, image_size, image_size) in 0..1, and an int."""
+    """Pairs (image, label) decoded on access: float32 (channels, image_size, image_size) in 0..1, and an int."""
 
     def __init__(self, paths: list[Path], labels: list[int], *, channels: int, image_size: int) -> None:
         assert len(paths) == len(labels)

@@ -1,0 +1,339 @@
+"""The known answers of the timing callback, on a scripted clock (tolerance zero) and with real sleeps (lower bounds)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from torch.utils.data import DataLoader, TensorDataset
+from truth_lab import CostlyItems, CostlyStream, Lab, mean_milliseconds, phase_milliseconds
+
+from stepbench.callback import PHASE_MARKS, StepTimer, action_marks, count_samples
+from stepbench.record import PHASES, BatchTiming
+from stepbench.timing import Mark
+
+PLAIN = (4, 2, 5, 6, 5, 8, 30)
+"""Data, transfer, forward, backward, optimizer, other and the batch, in milliseconds per batch."""
+
+
+def assert_phases_sum_to_wall(rows: list[BatchTiming]) -> None:
+    for row in rows:
+        phases_ns = [round(getattr(row, f"{phase}_s") * 1e9) for phase in PHASES]
+        assert sum(phases_ns) == round(row.batch_s * 1e9)
+
+
+def validation_loader(lab: Lab) -> DataLoader[Any]:
+    return DataLoader(CostlyItems(lab.clock, 12), batch_size=4)  # three batches of 4 ms
+
+
+@pytest.mark.parametrize("timer_first", [True, False])
+def test_plain_loop_is_exact_wherever_the_timer_stands(timer_first: bool) -> None:
+    rows = Lab(timer_first=timer_first).run()
+    assert phase_milliseconds(rows) == PLAIN
+    assert len(rows) == 24
+    assert all(row.took_optimizer_step and row.num_samples == 4 for row in rows)
+    assert_phases_sum_to_wall(rows)
+
+
+def test_every_batch_is_exact_not_only_the_mean() -> None:
+    for row in Lab().run():
+        assert phase_milliseconds([row]) == PLAIN
+
+
+def test_without_a_scheduler_its_millisecond_is_gone_from_other() -> None:
+    lab = Lab()
+    lab.module.scheduler = False
+    assert phase_milliseconds(lab.run()) == (4, 2, 5, 6, 5, 7, 29)
+
+
+def test_accumulation_4_books_the_optimizer_to_the_batches_that_step() -> None:
+    rows = Lab(accumulate_grad_batches=4).run()
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 1.25, 5.75, 24)
+    assert [row.took_optimizer_step for row in rows] == [False, False, False, True] * 6
+    assert [row.step for row in rows] == [index // 4 for index in range(24)]
+    steps = [rows[start : start + 4] for start in range(0, 24, 4)]
+    assert all(round(sum(row.optimizer_s for row in step) * 1e3, 7) == 5 for step in steps)
+    assert not any(row.skipped_by_scaler for row in rows)
+
+
+def test_accumulation_5_steps_early_at_the_end_of_the_epoch() -> None:
+    rows = Lab(accumulate_grad_batches=5).run()
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 1.0416667, 5.625, 23.6666667)
+    assert sum(row.took_optimizer_step for row in rows) == 5
+    assert [row.step for row in rows].count(4) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_rows", "num_epochs"),
+    [
+        ({"overfit_batches": 4, "max_epochs": 6}, 24, 6),
+        ({"num_items": 16, "max_epochs": 6}, 24, 6),
+        ({"max_steps": 10, "max_epochs": -1}, 10, 1),
+        ({"num_items": 24, "max_epochs": 4, "reload_dataloaders_every_n_epochs": 1}, 24, 4),
+    ],
+)
+def test_epochs_and_limits_leave_every_batch_plain(settings: dict[str, Any], num_rows: int, num_epochs: int) -> None:
+    lab = Lab(**settings)
+    rows = lab.run()
+    assert phase_milliseconds(rows) == PLAIN
+    assert len(rows) == num_rows
+    assert sum(row.starts_epoch for row in rows) == num_epochs
+    assert sum(row.epoch_turnover_s is not None for row in rows) == num_epochs - 1
+    assert lab.timer.num_discarded == 0
+
+
+def test_validation_is_kept_apart() -> None:
+    lab = Lab(val_check_interval=6)
+    lab.validation = validation_loader(lab)
+    rows = lab.run()
+    assert phase_milliseconds(rows) == PLAIN
+    assert mean_milliseconds(rows, "validation") == 2.0
+    assert [index for index, row in enumerate(rows) if row.validation_ran] == [5, 11, 17, 23]
+
+
+def test_validation_between_micro_batches_is_kept_apart() -> None:
+    lab = Lab(val_check_interval=3, accumulate_grad_batches=4)
+    lab.validation = validation_loader(lab)
+    rows = lab.run()
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 1.25, 5.75, 24)
+    assert mean_milliseconds(rows, "validation") == 4.0
+
+
+def test_sanity_check_is_not_training() -> None:
+    lab = Lab(num_sanity_val_steps=2, val_check_interval=24)
+    lab.validation = validation_loader(lab)
+    rows = lab.run()
+    assert phase_milliseconds(rows) == PLAIN
+    assert len(rows) == 24
+
+
+def test_an_unsized_loader_leaves_its_prefetch_outside() -> None:
+    lab = Lab(max_epochs=2)
+    lab.data = CostlyStream(lab.clock, 48)
+    rows = lab.run()
+    # The fetch inside a batch is the one of the batch after it; the last of an epoch meets the end of the stream.
+    assert phase_milliseconds(rows) == (3.6666667, 2, 5, 6, 5, 8, 29.6666667)
+    assert lab.timer.num_discarded == 1
+
+
+def test_a_limit_makes_an_unsized_loader_sized() -> None:
+    lab = Lab(max_epochs=2, limit_train_batches=10)
+    lab.data = CostlyStream(lab.clock, 48)
+    rows = lab.run()
+    assert phase_milliseconds(rows) == PLAIN
+    assert len(rows) == 20
+    assert lab.timer.num_discarded == 0
+
+
+def test_a_ragged_last_batch_has_its_own_sample_count() -> None:
+    rows = Lab(num_items=22).run()
+    assert [row.num_samples for row in rows] == [4, 4, 4, 4, 4, 2]
+    assert mean_milliseconds(rows, "data") == 3.6666667
+
+
+class CostlyScaler(torch.amp.GradScaler):
+    """Unscaling costs 0.25 ms, the step's own check 0.5 ms, the update of the scale 2 ms."""
+
+    clock: Any
+
+    def unscale_(self, optimizer: Any) -> None:
+        self.clock.spend(0.25)
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.clock.spend(0.5)
+        return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: Any = None) -> None:
+        self.clock.spend(2)
+        super().update(new_scale)
+
+
+def scaled_lab(**settings: Any) -> Lab:
+    scaler = CostlyScaler("cpu", init_scale=1.0)
+    lab = Lab(plugins=[MixedPrecision("16-mixed", "cpu", scaler)], **settings)
+    scaler.clock = lab.clock
+    return lab
+
+
+def test_a_gradient_scaler_s_work_belongs_to_the_optimizer() -> None:
+    rows = scaled_lab().run()
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 5 + 2.75, 8, 32.75)
+    assert not any(row.skipped_by_scaler for row in rows)
+
+
+def test_a_step_that_the_scaler_skips_is_told_from_a_free_one() -> None:
+    lab = scaled_lab()
+    forward = lab.module.training_step
+    lab.module.training_step = lambda *a: forward(*a) * float("inf")  # type: ignore[method-assign]
+    rows = lab.run()
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 2 + 2.75, 8, 29.75)
+    assert all(row.skipped_by_scaler and not row.took_optimizer_step for row in rows)
+    assert [row.step for row in rows] == list(range(24))
+
+
+def test_mixed_precision_without_a_scaler_is_plain() -> None:
+    assert phase_milliseconds(Lab(precision="bf16-mixed").run()) == PLAIN
+
+
+def test_an_exception_keeps_the_batches_before_it_and_puts_everything_back() -> None:
+    lab = Lab()
+    lab.module.raise_at = 10
+    with pytest.raises(RuntimeError, match="planted"):
+        lab.run()
+    assert phase_milliseconds(lab.timer.rows) == PLAIN
+    assert len(lab.timer.rows) == 10
+    assert lab.timer.num_discarded == 1
+    assert_everything_put_back(lab)
+    assert isinstance(lab.timer.exception, RuntimeError)
+
+
+def test_everything_is_put_back_after_training() -> None:
+    lab = Lab(profiler="simple")
+    lab.run()
+    assert_everything_put_back(lab)
+
+
+def assert_everything_put_back(lab: Lab) -> None:
+    assert lab.trainer.profiler is lab.profiler_before  # type: ignore[attr-defined]
+    for optimizer in lab.trainer.optimizers:
+        assert not optimizer._optimizer_step_pre_hooks
+        assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("kind", [SimpleProfiler, AdvancedProfiler, PyTorchProfiler])
+def test_the_users_profiler_keeps_working(kind: type[Profiler], tmp_path: Path) -> None:
+    profiler = kind(dirpath=str(tmp_path), filename="profile")
+    rows = Lab(num_items=24, profiler=profiler).run()
+    assert phase_milliseconds(rows) == PLAIN
+    if isinstance(profiler, SimpleProfiler):
+        counts = {name: len(durations) for name, durations in profiler.recorded_durations.items()}
+        assert counts["[_TrainingEpochLoop].train_dataloader_next"] == 6
+        assert counts["[Strategy]SingleDeviceStrategy.training_step"] == 6
+        assert counts["[LightningModule]CostlyModule.optimizer_step"] == 6
+        assert counts["run_training_epoch"] == 1
+        assert not profiler.current_actions
+
+
+class RecordingProfiler(Profiler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actions: list[str] = []
+
+    def start(self, action_name: str) -> None:
+        self.actions.append(action_name)
+
+    def stop(self, action_name: str) -> None:
+        pass
+
+
+def test_lightning_still_names_its_actions_as_the_timer_expects() -> None:
+    profiler = RecordingProfiler()
+    lab = Lab(num_items=8, profiler=profiler)
+    lab.run()
+    seen = {action.partition("]")[0].lstrip("[") + "." + action.rpartition(".")[2] for action in profiler.actions}
+    assert "[_TrainingEpochLoop].train_dataloader_next" in profiler.actions
+    assert "run_training_epoch" in profiler.actions
+    of_the_module = {f"{owner}.{hook}" for owner, hook in PHASE_MARKS if owner != "LightningDataModule"}
+    assert of_the_module <= seen
+
+
+def test_actions_that_bound_nothing_have_no_marks() -> None:
+    assert action_marks("[Callback]Progress.on_train_batch_end", PHASE_MARKS) == (None, None)
+    assert action_marks("run_training_batch", PHASE_MARKS) == (None, None)
+    name = "[Callback]ModelCheckpoint{'monitor': 'a.training_step'}.on_after_backward"
+    assert action_marks(name, PHASE_MARKS) == (Mark.EXIT_BACKWARD, None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.ones(3, 2), 3),
+        ((torch.ones(5, 2), torch.ones(5)), 5),
+        ({"mask": None, "image": torch.ones(7)}, 7),
+        ([[], {"deep": (torch.ones(2, 2),)}], 2),
+        (torch.tensor(1.0), None),
+        ("text", None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_samples_are_counted_or_unknown(batch: Any, count: int | None) -> None:
+    assert count_samples(batch) == count
+
+
+def test_graphs_are_counted_not_nodes() -> None:
+    class GraphBatch:
+        num_graphs = 6
+
+    assert count_samples(GraphBatch()) == 6
+
+
+class SleepingModule(pl.LightningModule):
+    """Real time: transfer 3 ms, forward 6 ms, backward 8 ms, optimizer 5 ms, a hook 4 ms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        time.sleep(0.003)
+        return batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(0.006)
+        loss: torch.Tensor = self.layer(batch[0]).mean()
+        loss.register_hook(lambda gradient: time.sleep(0.008))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        class SleepingSGD(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+                loss = super().step(closure)  # type: ignore[arg-type]
+                time.sleep(0.005)
+                return loss
+
+        return SleepingSGD(self.parameters(), lr=1e-3)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        time.sleep(0.004)
+
+
+def slow_collate(samples: Any) -> Any:
+    time.sleep(0.010)
+    return torch.utils.data.default_collate(samples)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_real_sleeps_are_lower_bounds_and_phases_sum_to_wall(num_workers: int) -> None:
+    timer = StepTimer()
+    loader = DataLoader(
+        TensorDataset(torch.ones(24, 2)), batch_size=2, collate_fn=slow_collate, num_workers=num_workers
+    )
+    pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        callbacks=[timer],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    ).fit(SleepingModule(), loader)
+    assert len(timer.rows) == 12
+    assert_phases_sum_to_wall(timer.rows)
+    for row in timer.rows:
+        if num_workers == 0:
+            assert row.data_s >= 0.010  # with a worker the 10 ms are hidden behind the rest of the step
+        assert row.transfer_s >= 0.003
+        assert row.forward_s >= 0.006
+        assert row.backward_s >= 0.008
+        assert row.optimizer_s >= 0.005
+        assert row.other_s >= 0.004
+    if num_workers == 1:
+        assert sorted(row.data_s for row in timer.rows)[6] < 0.010

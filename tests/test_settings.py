@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from stepbench.settings import PRECISIONS, SettingsError, conf_dir, config_text, read_request
+
+CHOICES = {"model": "autoencoder", "data": "synthetic_images", "precision": "32", "device": "auto", "protocol": "quick"}
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def problems(*overrides: str) -> tuple[str, ...]:
+    with pytest.raises(SettingsError) as caught:
+        read_request(composed(*overrides), CHOICES)
+    return caught.value.problems
+
+
+def test_the_default_configuration_is_a_valid_request() -> None:
+    request = read_request(composed(), CHOICES)
+    assert request.spec.model.target == "stepbench.models.autoencoder.LitAutoencoder"
+    assert request.spec.data.arguments["batch_size"] == request.spec.batch_size == 32
+    assert request.spec.num_threads is None
+    assert dict(request.choices)["model"] == "autoencoder"
+
+
+def test_the_batch_size_reaches_every_built_in_data_set() -> None:
+    for path in (conf_dir() / "data").glob("*.yaml"):
+        required = ["data.root=x"] if path.stem == "image_folder" else []
+        request = read_request(composed(f"data={path.stem}", "batch_size=48", *required), CHOICES)
+        assert request.spec.data.arguments["batch_size"] == 48
+
+
+def test_every_precision_that_lightning_takes_has_a_choice() -> None:
+    files = {path.stem for path in (conf_dir() / "precision").glob("*.yaml")}
+    assert set(PRECISIONS) <= files
+    for name in files:
+        spec = read_request(composed(f"precision='{name}'"), CHOICES).spec
+        assert spec.precision == ("32" if name == "tf32" else name)
+        assert spec.float32_matmul_precision == ("high" if name == "tf32" else None)
+
+
+def test_epochs_as_the_tutorial_script_took_them() -> None:
+    assert read_request(composed("protocol.epochs=5"), CHOICES).protocol.epochs == 5
+    assert read_request(composed("protocol=epochs"), CHOICES).protocol.epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("batch_size=-3", "batch_size must be a whole number >= 1, got -3"),
+        ("batch_size=0", "batch_size must be a whole number >= 1, got 0"),
+        ("batch_size=2.5", "batch_size must be a whole number >= 1, got 2.5"),
+        ("batch_size=true", "batch_size must be a whole number >= 1, got True"),
+        ("batch_size=null", "batch_size must be a whole number >= 1, got None"),
+        ("accumulate_grad_batches=0", "accumulate_grad_batches must be a whole number >= 1, got 0"),
+        ("seed=-1", "seed must be a whole number from 0 to 2^32 - 1, got -1"),
+        ("timer=fast", "timer must be one of auto, host, sync, got 'fast'"),
+        ("timeout_s=0", "timeout_s must be seconds > 0 or null, got 0"),
+        ("timeout_s=.inf", "timeout_s must be seconds > 0 or null, got '.inf'"),
+        ("protocol.timed_s=soon", "protocol.timed_s must be seconds >= 0, got 'soon'"),
+        ("protocol.timed_s=nan", "protocol.timed_s must be seconds >= 0, got nan"),
+        ("protocol.timed_batches=0", "protocol.timed_batches must be a whole number >= 1, got 0"),
+        ("protocol.epochs=0", "protocol.epochs must be a whole number >= 1 or null, got 0"),
+        ("device.num_threads=0", "device.num_threads must be a whole number >= 1 or null, got 0"),
+        ("device.accelerator=null", "device.accelerator must be a name, got None"),
+        ("worker_start=maybe", "worker_start must be one of auto, fork, spawn, got 'maybe'"),
+        ("plots=2", "plots must be true or false, got 2"),
+        ("model._target_=Net", "model._target_ must be an importable dotted path, got 'Net'"),
+        ("data=image_folder", "data.root is required and has no default: give it as data.root=VALUE"),
+        ("~seed", "seed is missing; expected a whole number from 0 to 2^32 - 1"),
+    ],
+)
+def test_a_mistake_is_named_with_its_key_its_value_and_the_remedy(override: str, problem: str) -> None:
+    assert problems(override) == (problem,)
+
+
+def test_several_mistakes_are_reported_together() -> None:
+    found = problems("batch_size=-3", "timer=fast", "protocol.timed_s=soon")
+    assert [problem.split()[0] for problem in found] == ["batch_size", "protocol.timed_s", "timer"]
+
+
+def test_what_cannot_be_resolved_is_named() -> None:
+    (problem,) = problems("+model.kwargs=${no.such.key}")
+    assert "model.kwargs cannot be resolved" in problem
+    assert "no.such.key" in problem
+
+
+def test_equal_configurations_make_equal_specs() -> None:
+    one, other = (read_request(composed("batch_size=64"), CHOICES).spec for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+def test_the_first_line_of_every_configuration_file_says_when_to_choose_it() -> None:
+    for path in conf_dir().rglob("*.yaml"):
+        lines = path.read_text().splitlines()
+        first = lines[1] if lines[0].startswith("# @package") else lines[0]
+        assert first.startswith("# "), path
+        data: Any = OmegaConf.load(path)
+        assert data is not None

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from stepbench.record import PHASES
+from stepbench.timing import ConfirmedBatch, Mark, PhaseAccountant
+
+
+def fold(*marks: tuple[Mark, int], batches: int | None = None) -> PhaseAccountant:
+    accountant = PhaseAccountant()
+    flat = [value for mark in marks for value in mark]
+    count = sum(code == Mark.BATCH_DONE for code, _ in marks) if batches is None else batches
+    accountant.fold(flat, [ConfirmedBatch(epoch=0, batch=i, num_samples=4) for i in range(count)])
+    return accountant
+
+
+def milliseconds(row: object) -> dict[str, float]:
+    return {phase: round(getattr(row, f"{phase}_s") * 1e3, 9) for phase in PHASES if getattr(row, f"{phase}_s")}
+
+
+MS = 1_000_000
+
+
+def test_time_in_no_phase_is_other() -> None:
+    (row,) = fold((Mark.FETCH, 0), (Mark.EXIT, 2 * MS), (Mark.BATCH_DONE, 5 * MS), (Mark.EPOCH_END, 6 * MS)).rows
+    assert milliseconds(row) == {"data": 2, "other": 4}
+    assert row.batch_s == 0.006
+
+
+def test_nested_phases_take_their_time_from_the_outer_one() -> None:
+    (row,) = fold(
+        (Mark.FETCH, 0),
+        (Mark.EXIT, 1 * MS),
+        (Mark.ENTER_OPTIMIZER, 2 * MS),
+        (Mark.ENTER_OTHER, 3 * MS),  # the closure
+        (Mark.ENTER_FORWARD, 5 * MS),
+        (Mark.EXIT, 10 * MS),
+        (Mark.ENTER_BACKWARD, 11 * MS),
+        (Mark.EXIT_BACKWARD, 18 * MS),
+        (Mark.EXIT, 20 * MS),
+        (Mark.STEPPED, 23 * MS),
+        (Mark.BATCH_DONE, 24 * MS),
+        (Mark.EPOCH_END, 24 * MS),
+    ).rows
+    assert milliseconds(row) == {"data": 1, "forward": 5, "backward": 7, "optimizer": 1 + 3, "other": 1 + 2 + 1 + 2 + 1}
+    assert row.took_optimizer_step
+
+
+def test_a_second_mark_of_the_end_of_backward_changes_nothing() -> None:
+    (row,) = fold(
+        (Mark.FETCH, 0),
+        (Mark.EXIT, 0),
+        (Mark.ENTER_BACKWARD, 0),
+        (Mark.EXIT_BACKWARD, 3 * MS),
+        (Mark.EXIT_BACKWARD, 4 * MS),
+        (Mark.BATCH_DONE, 4 * MS),
+        (Mark.EPOCH_END, 5 * MS),
+    ).rows
+    assert milliseconds(row) == {"backward": 3, "other": 2}
+
+
+def test_a_batch_that_no_mark_confirms_is_discarded() -> None:
+    accountant = fold((Mark.FETCH, 0), (Mark.EXIT, 4 * MS), (Mark.EPOCH_END, 4 * MS))
+    assert accountant.rows == []
+    assert accountant.num_discarded == 1
+
+
+def test_validation_is_outside_the_batch() -> None:
+    first, second = fold(
+        (Mark.FETCH, 0),
+        (Mark.EXIT, 1 * MS),
+        (Mark.BATCH_DONE, 2 * MS),
+        (Mark.VALIDATION, 3 * MS),
+        (Mark.ENTER_TRANSFER, 4 * MS),  # validation's own transfer is no phase of training
+        (Mark.EXIT, 6 * MS),
+        (Mark.VALIDATION, 7 * MS),
+        (Mark.FETCH, 20 * MS),
+        (Mark.EXIT, 21 * MS),
+        (Mark.BATCH_DONE, 22 * MS),
+        (Mark.EPOCH_END, 22 * MS),
+    ).rows
+    assert milliseconds(first) == {"data": 1, "other": 2}
+    assert first.validation_ran
+    assert first.validation_s == 0.017
+    assert not second.validation_ran
+    assert second.validation_s == 0
+
+
+def test_the_time_between_epochs_is_kept_apart() -> None:
+    first, second = fold(
+        (Mark.FETCH, 0),
+        (Mark.EXIT, 1 * MS),
+        (Mark.BATCH_DONE, 2 * MS),
+        (Mark.EPOCH_END, 2 * MS),
+        (Mark.FETCH, 50 * MS),
+        (Mark.EXIT, 51 * MS),
+        (Mark.BATCH_DONE, 52 * MS),
+        (Mark.EPOCH_END, 52 * MS),
+    ).rows
+    assert first.epoch_turnover_s is None
+    assert second.epoch_turnover_s == 0.048
+    assert second.batch_s == 0.002
+
+
+def test_an_abort_loses_the_open_batch_alone() -> None:
+    accountant = fold(
+        (Mark.FETCH, 0),
+        (Mark.EXIT, 1),
+        (Mark.BATCH_DONE, 2),
+        (Mark.FETCH, 3),
+        (Mark.EXIT, 4),
+        (Mark.ENTER_FORWARD, 5),
+        (Mark.ABORT, 6),
+    )
+    assert [row.batch for row in accountant.rows] == [0]
+    assert accountant.num_discarded == 1
+
+
+def test_an_abort_during_validation_keeps_the_batch_before_it() -> None:
+    accountant = fold(
+        (Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.BATCH_DONE, 2), (Mark.VALIDATION, 3), (Mark.ABORT, 9), batches=1
+    )
+    assert [row.batch_s for row in accountant.rows] == [3e-9]
+
+
+def test_micro_batches_share_the_step_that_they_lead_to() -> None:
+    marks = []
+    for batch in range(6):
+        start = batch * 10
+        marks += [(Mark.FETCH, start), (Mark.EXIT, start + 1)]
+        if batch % 3 == 2:
+            marks += [(Mark.STEP_CALLED, start + 2), (Mark.ENTER_OPTIMIZER, start + 3)]
+            marks += [(Mark.STEPPED, start + 5), (Mark.EXIT, start + 6)]
+        marks += [(Mark.BATCH_DONE, start + 9)]
+    rows = fold(*marks, (Mark.EPOCH_END, 60)).rows
+    assert [row.step for row in rows] == [0, 0, 0, 1, 1, 1]
+    assert [row.took_optimizer_step for row in rows] == [False, False, True] * 2
+
+
+def test_a_step_that_was_asked_for_and_not_taken_is_flagged() -> None:
+    (row,) = fold(
+        (Mark.FETCH, 0),
+        (Mark.EXIT, 1),
+        (Mark.SCALED_STEP_CALLED, 2),
+        (Mark.EXIT, 7),
+        (Mark.BATCH_DONE, 8),
+        (Mark.EPOCH_END, 9),
+    ).rows
+    assert row.skipped_by_scaler
+    assert not row.took_optimizer_step
+    assert row.optimizer_s == 5e-9
+
+
+def test_leaving_a_phase_that_was_not_entered_is_a_defect() -> None:
+    with pytest.raises(AssertionError, match="EXIT without a phase"):
+        fold((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.EXIT, 2))
+
+
+def random_marks(generator: random.Random, num_batches: int) -> tuple[list[int], list[ConfirmedBatch]]:
+    """Balanced marks at random times, nested at random."""
+    now, marks = 0, []
+
+    def mark(code: Mark) -> None:
+        nonlocal now
+        now += generator.randrange(1_000_000)
+        marks.extend((code, now))
+
+    def phases(depth: int) -> None:
+        for _ in range(generator.randrange(3)):
+            mark(Mark(generator.randrange(1, 6)))
+            if depth < 3:
+                phases(depth + 1)
+            mark(Mark.EXIT)
+
+    batches = []
+    for batch in range(num_batches):
+        mark(Mark.FETCH)
+        mark(Mark.EXIT)
+        phases(0)
+        mark(Mark.BATCH_DONE)
+        batches.append(ConfirmedBatch(epoch=0, batch=batch, num_samples=1))
+        if generator.random() < 0.2:
+            mark(Mark.VALIDATION)
+            phases(0)
+    mark(Mark.EPOCH_END)
+    return marks, batches
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_phases_sum_to_batch_time_and_batches_to_the_whole(seed: int) -> None:
+    marks, batches = random_marks(random.Random(seed), num_batches=30)
+    accountant = PhaseAccountant()
+    accountant.fold(marks, batches)
+    assert len(accountant.rows) == 30
+    total = 0
+    for row in accountant.rows:
+        phases_ns = [round(getattr(row, f"{phase}_s") * 1e9) for phase in PHASES]
+        assert min(phases_ns) >= 0
+        assert sum(phases_ns) == round(row.batch_s * 1e9)
+        total += round((row.batch_s + row.validation_s) * 1e9)
+    assert total == marks[-1] - marks[1]
+
+
+@pytest.mark.parametrize("piece", [2, 6, 34])
+def test_marks_may_be_folded_in_pieces(piece: int) -> None:
+    marks, batches = random_marks(random.Random(1), num_batches=20)
+    whole, pieces = PhaseAccountant(), PhaseAccountant()
+    whole.fold(marks, batches)
+    for start in range(0, len(marks), piece):
+        part = marks[start : start + piece]
+        done = sum(code == Mark.BATCH_DONE for code in part[::2])
+        pieces.fold(part, [batches.pop(0) for _ in range(done)])
+    assert [dataclasses.astuple(row) for row in pieces.rows] == [dataclasses.astuple(row) for row in whole.rows]

@@ -1,0 +1,149 @@
+"""Modules and data of people who never heard of stepbench, each with its own way to behave or to fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+
+class TinyModule(pl.LightningModule):
+    """A linear layer. `at` calls something of `FAULTS` in that batch."""
+
+    def __init__(self, fault: str | None = None, at: int = 7, sleep_s: float = 0.0) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.fault = fault
+        self.at = at
+        self.sleep_s = sleep_s
+        self.num_seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.fault is not None and self.num_seen == self.at:
+            FAULTS[self.fault]()
+        self.num_seen += 1
+        time.sleep(self.sleep_s)
+        loss: torch.Tensor = self.layer(batch[0]).mean()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def raise_value_error() -> None:
+    raise ValueError("planted: out of memory, says a ValueError")
+
+
+def raise_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def allocate_too_much() -> None:
+    torch.empty(2**60, dtype=torch.uint8)
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_quietly() -> None:
+    os._exit(0)
+
+
+def exit_politely() -> None:
+    sys.exit(0)
+
+
+def sleep_forever() -> None:
+    time.sleep(3600)
+
+
+def start_children_and_sleep() -> None:
+    for _ in range(2):
+        if os.fork() == 0:
+            time.sleep(3600)
+    time.sleep(3600)
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        raise_value_error,
+        raise_out_of_memory,
+        allocate_too_much,
+        kill_itself,
+        leave_quietly,
+        exit_politely,
+        sleep_forever,
+        start_children_and_sleep,
+    )
+}
+
+
+class TinyData(pl.LightningDataModule):
+    def __init__(self, batch_size: int, num_items: int = 512, num_workers: int = 0) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.num_items = num_items
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> Any:
+        dataset = TensorDataset(torch.ones(self.num_items, 4))
+        return DataLoader(dataset, batch_size=self.batch_size, num_workers=self.num_workers)
+
+
+class DeafData(TinyData):
+    """Does not listen to `batch_size`."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=3, drop_last=True)
+
+
+class NothingButAnEnd(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(())
+
+
+class EmptyStreamData(TinyData):
+    def train_dataloader(self) -> Any:
+        return DataLoader(NothingButAnEnd(), batch_size=self.batch_size)
+
+
+class UncountableData(TinyData):
+    """Batches whose structure does not tell how many samples they hold."""
+
+    def train_dataloader(self) -> Any:
+        def collate(samples: Any) -> Any:
+            return Opaque(torch.stack([sample[0] for sample in samples]))
+
+        return DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=self.batch_size, collate_fn=collate)
+
+
+class Opaque:
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.values
+
+
+class LeakyModule(TinyModule):
+    """Changes everything that a process has only one of, and notes what it found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        found = [torch.get_num_threads() == 1, torch.get_default_dtype() == torch.float64, "LEAKED" in os.environ]
+        print("found", found)
+        torch.set_num_threads(1)
+        os.environ["LEAKED"] = "1"
+
+
+def not_a_module(**kwargs: Any) -> object:
+    return object()
