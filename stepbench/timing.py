@@ -9,8 +9,8 @@ window therefore sum to its wall time exactly. Windows that no end-of-batch mark
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from stepbench.record import BatchTiming
 
@@ -50,9 +50,8 @@ class Mark(IntEnum):
 _OTHER = int(Mark.ENTER_OTHER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfirmedBatch:
-    """What the training loop said of a batch at its end; one for every `BATCH_DONE`, in the same order."""
+class ConfirmedBatch(NamedTuple):
+    """What is known of a batch at its end; one for every `BATCH_DONE`, in the same order. A tuple: made in every batch."""
 
     epoch: int
     batch: int

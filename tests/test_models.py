@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_training_lowers_the_loss(name: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.98 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_autoencoder_takes_images_without_labels() -> None:
@@ -116,7 +117,7 @@ def test_autoencoder_keeps_the_shape_of_any_image(channels: int, image_size: int
     images = torch.rand(2, channels, image_size, image_size)
     reconstructions = LitAutoencoder(channels=channels, image_size=image_size, width=4)(images)
     assert reconstructions.shape == images.shape
-    assert 0 <= reconstructions.min() and reconstructions.max() <= 1
+    assert reconstructions.min() >= 0 and reconstructions.max() <= 1
 
 
 def test_transformer_sees_no_later_token() -> None:
@@ -153,9 +154,7 @@ def test_a_batch_of_another_shape_is_named_in_the_error(module: Any, wrong: torc
 @pytest.mark.parametrize("name", MODELS)
 def test_every_argument_out_of_range_is_named_with_value_and_range(name: str) -> None:
     model_class, _ = MODELS[name]
-    for argument in OmegaConf.load(CONF / "model" / f"{name}.yaml"):
-        if argument == "_target_":
-            continue
+    for argument in inspect.signature(model_class).parameters:
         for wrong in (-1, 0, True, "3", float("nan"), None):
             with pytest.raises(ValueError, match=f"^{argument} must be .*>=? \\d, got {wrong!r}$"):
                 model_class(**{argument: wrong})

@@ -83,9 +83,7 @@ def _read_digits() -> tuple[torch.Tensor, list[int]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError(
-            "data=digits needs scikit-learn; install it with: pip install 'stepbench[digits]'"
-        ) from error
+        raise ImportError("data=digits needs scikit-learn; install it with: pip install 'stepbench[digits]'") from error
     digits = load_digits()
     images = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / MAX_PIXEL
     return images, digits.target.tolist()

@@ -68,9 +68,7 @@ class ImageFolder(pl.LightningDataModule):
         _import_pillow_image()
         paths = find_images(self.root)
         if not paths:
-            raise ValueError(
-                f"data.root has no images: no file ending in {', '.join(ENDINGS)} in {self.root}"
-            )
+            raise ValueError(f"data.root has no images: no file ending in {', '.join(ENDINGS)} in {self.root}")
         self.dataset = ImageFolderDataset(
             paths, label_images(self.root, paths), channels=self.channels, image_size=self.image_size
         )
@@ -81,7 +79,7 @@ class ImageFolder(pl.LightningDataModule):
 
 
 class ImageFolderDataset(Dataset[Any]):
-    """Pairs (image, label) decoded on access: float32 (channels, image_size, image_size) in 0..1, and an int."""
+    """Pairs (image, label), decoded on access: float32 (channels, image_size, image_size) in 0..1, int."""
 
     def __init__(self, paths: list[Path], labels: list[int], *, channels: int, image_size: int) -> None:
         assert len(paths) == len(labels)
@@ -140,7 +138,5 @@ def _import_pillow_image() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(
-            "data=image_folder needs Pillow; install it with: pip install 'stepbench[images]'"
-        ) from error
+        raise ImportError("data=image_folder needs Pillow; install it with: pip install 'stepbench[images]'") from error
     return Image

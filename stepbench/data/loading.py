@@ -54,9 +54,7 @@ class SlowDataset(Dataset[Any]):
         return self.dataset[index]
 
 
-def build_train_loader(
-    dataset: SizedDataset, *, batch_size: int, settings: LoaderSettings
-) -> DataLoader[Any]:
+def build_train_loader(dataset: SizedDataset, *, batch_size: int, settings: LoaderSettings) -> DataLoader[Any]:
     """Shuffling loader of batches of `batch_size` samples.
 
     With `drop_last` all batches are of equal size, but a data set smaller than one batch is still one batch.

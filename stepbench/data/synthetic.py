@@ -23,9 +23,7 @@ POOL_SIZE = 64
 class RepeatedPool(Dataset[Any]):
     """`num_samples` pairs (input, target) that repeat two sequences of equal length."""
 
-    def __init__(
-        self, inputs: torch.Tensor, targets: Sequence[Any] | torch.Tensor, *, num_samples: int
-    ) -> None:
+    def __init__(self, inputs: torch.Tensor, targets: Sequence[Any] | torch.Tensor, *, num_samples: int) -> None:
         assert len(inputs) == len(targets)
         self.inputs = inputs
         self.targets = targets

@@ -60,9 +60,7 @@ class LitMLP(pl.LightningModule):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Logits (batch, num_classes) of features (batch, num_features)."""
         if features.ndim != 2 or features.shape[1] != self.num_features:
-            raise ValueError(
-                f"LitMLP was built for features (batch, {self.num_features}), got {tuple(features.shape)}"
-            )
+            raise ValueError(f"LitMLP was built for features (batch, {self.num_features}), got {tuple(features.shape)}")
         logits: torch.Tensor = self.layers(features)
         return logits
 

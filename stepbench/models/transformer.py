@@ -55,9 +55,7 @@ class LitTransformer(pl.LightningModule):
             batch_first=True,
             norm_first=True,
         )
-        self.layers = nn.TransformerEncoder(
-            layer, depth, norm=nn.LayerNorm(width), enable_nested_tensor=False
-        )
+        self.layers = nn.TransformerEncoder(layer, depth, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, vocab_size)
         # True where attention is forbidden; boolean, so that no precision setting converts it.
         future = torch.ones(sequence_length, sequence_length, dtype=torch.bool).triu(diagonal=1)

@@ -30,7 +30,7 @@ class Decoder(nn.Module):
 
 
 def _double(in_channels: int, out_channels: int, out_size: int) -> nn.ConvTranspose2d:
-    """Transposed convolution from a side of ceil(out_size / 2) to `out_size`, the encoder's halving undone."""
+    """Transposed convolution from a side of ceil(out_size / 2) to `out_size`: undoes the encoder's halving."""
     # Without output padding the side is 2 * ceil(out_size / 2) - 1: one short of an even size.
     return nn.ConvTranspose2d(
         in_channels, out_channels, kernel_size=3, stride=2, padding=1, output_padding=1 - out_size % 2

@@ -1,0 +1,204 @@
+"""What a person reads: a run's and a study's summary on the terminal, and the study's Markdown report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from stepbench import advice, answers, axes, units
+from stepbench.answers import Answer, Table
+from stepbench.cell_summary import four_way_means
+from stepbench.record import CONFIG_FILE, TIMING_RESULTS_FILE, TIMING_SUMMARY_FILE, Distribution, RunSummary
+from stepbench.statistics import spread
+from stepbench.study import Study, read_cell
+
+CELL_FILES = (
+    TIMING_SUMMARY_FILE,
+    TIMING_RESULTS_FILE,
+    "batch_time_breakdown.png",
+    "total_batch_time.png",
+    "time_distribution_pie.png",
+    CONFIG_FILE,
+    "records",
+    "logs",
+)
+
+
+def make_console() -> Console:
+    """A console that prints text as it is: no markup in it, nothing coloured by guess."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+# ---- terminal: one run ----
+
+
+def print_run(cell_dir: Path, console: Console | None = None) -> None:
+    """Print a run's summary: the answer, the phases, the throughput, what ran other than asked, and where the files lie."""
+    console = console or make_console()
+    cell, skipped = read_cell(cell_dir, cell_dir, cell_dir.name)
+    for warning in skipped:
+        _print_line(console, f"warning: {warning}", style="yellow")
+    if cell is None:
+        _print_line(console, f"{cell_dir} holds no readable record", style="red")
+        return
+    record = cell.last_record
+    flat = axes.flatten_request(cell.request)
+    precision = axes.label_setting("precision", flat["precision"], cell.records)
+    title = f"{flat['model']} on {flat['data']}, batch {flat['batch_size']}, precision {precision}"
+    _print_line(console, title, style="bold")
+    if record is not None:
+        for name, (requested, effective) in axes.find_differences(record).items():
+            _print_line(
+                console, f"{name}: asked for {axes.label_value(requested)}, ran as {axes.label_value(effective)}"
+            )
+    if record is None or record.summary is None or not cell.ok_records:
+        _print_line(console, f"{cell.status}: {cell.reason}", style="red")
+        if cell.log is not None:
+            _print_line(console, f"log: {cell.log}")
+    else:
+        _print_numbers(console, record.summary)
+        memory = (("host", record.peak_host_memory_bytes), ("device", record.peak_device_memory_bytes))
+        known = ", ".join(f"{units.format_bytes(value)} ({name})" for name, value in memory if value)
+        if known:
+            _print_line(console, f"peak memory {known}")
+    present = ", ".join(name for name in CELL_FILES if (cell_dir / name).exists())
+    _print_line(console, f"files in {cell_dir}: {present}")
+
+
+def _print_numbers(console: Console, summary: RunSummary) -> None:
+    step, unit = summary.step, units.duration_unit([summary.step.median_s])
+    interval = summary.step_interval
+    half_width_s = None if interval is None else (interval.high_s - interval.low_s) / 2
+    shares = {phase.phase: phase.share_fraction for phase in summary.phases}
+    for finding in advice.find_cell_findings(shares, step.mean_s, step.median_s):
+        _print_line(console, finding.text, style="bold green" if finding.subject == "phase" else "bold yellow")
+    console.print(_phase_table(summary, unit))
+    means = {phase.phase: phase.step.mean_s for phase in summary.phases}
+    total = sum(means.values())
+    four_way = four_way_means(means).items()
+    view = ", ".join(f"{name} {units.format_fraction(mean / total if total else None)}" for name, mean in four_way)
+    _print_line(console, f"in four: {view}")
+    _print_line(
+        console,
+        f"step {units.format_duration(step.median_s, unit, half_width_s)} (median), "
+        f"{units.format_duration(step.mean_s, unit)} (mean), "
+        f"throughput {units.format_throughput(summary.samples_per_s)} (all samples over all wall time)",
+    )
+    warmup = units.format_count(summary.num_warmup_batches, "batch", "batches")
+    _print_line(
+        console,
+        f"{units.format_count(summary.num_steps, 'step')} timed after {warmup} of warm-up; "
+        + ("too few steps for an interval" if interval is None else "± within one run, without run-to-run variation"),
+    )
+
+
+def _phase_table(summary: RunSummary, unit: units.DurationUnit) -> RichTable:
+    table = _new_table(("phase", f"median [{unit.name}]", "spread", "share"), 1)
+    for phase in summary.phases:
+        table.add_row(phase.phase, *_phase_cells(phase.step, unit), units.format_fraction(phase.share_fraction))
+    table.add_section()
+    table.add_row("step", *_phase_cells(summary.step, unit), "100 %")
+    return table
+
+
+def _phase_cells(distribution: Distribution, unit: units.DurationUnit) -> tuple[str, str]:
+    median = units.format_significant(distribution.median_s * unit.per_s)
+    return median, units.format_fraction(spread(distribution))
+
+
+# ---- terminal: a study ----
+
+
+def print_study(study: Study, console: Console | None = None) -> None:
+    """Print a sweep: every planned cell with its status, the answers, and where the files lie."""
+    console = console or make_console()
+    for warning in study.warnings:
+        _print_line(console, f"warning: {warning}", style="yellow")
+    _print_line(console, answers.count_cells(study), style="bold")
+    _print_table(console, answers.cell_table(study))
+    for answer in answers.answer_study(study):
+        _print_answer(console, answer)
+    _print_line(console, answers.MEDIAN_NOTE, style="dim")
+    if study.files:
+        names = ", ".join(path.name for path in study.files if path.suffix != ".svg")
+        _print_line(console, f"files in {study.out}: {names} (plots also as SVG)")
+
+
+def _print_answer(console: Console, answer: Answer) -> None:
+    _print_line(console, answer.question, style="bold")
+    for line in answer.lines:
+        _print_line(console, f"  {line}")
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """Print a table whole: where it is wider than the console its optional columns go, then the console widens."""
+    dropped: list[str] = []
+    for heading in (None, *table.optional):
+        dropped += [heading] if heading else []
+        rich_table = _fill_table(table, dropped)
+        width = Measurement.get(console, console.options.update(max_width=10_000), rich_table).maximum
+        if width <= console.width:
+            break
+    console.print(rich_table, width=max(width, 1), crop=False, no_wrap=True, soft_wrap=width > console.width)
+
+
+def _fill_table(table: Table, dropped: Sequence[str]) -> RichTable:
+    kept = [i for i, heading in enumerate(table.headings) if heading not in dropped]
+    rich_table = _new_table([table.headings[i] for i in kept], table.num_names)
+    for row in table.rows:
+        is_measured = row[table.num_names - 1] == "ok"
+        rich_table.add_row(*(row[i] for i in kept), style=None if is_measured else "red")
+    return rich_table
+
+
+def _new_table(headings: Sequence[str], num_names: int) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < num_names else "right", no_wrap=True)
+    return table
+
+
+def _print_line(console: Console, text: str, style: str | None = None) -> None:
+    """A line that the terminal may wrap but rich does not: paths stay whole when copied or piped."""
+    console.print(text, style=style, soft_wrap=True)
+
+
+# ---- Markdown ----
+
+
+def report_markdown(study: Study) -> str:
+    """The study for a pull request or a language model: answers first, then complete numbers with their units."""
+    lines = ["# stepbench report", "", answers.count_cells(study) + ".", ""]
+    lines += [f"- **Warning:** {_escape(warning)}" for warning in study.warnings]
+    lines += [""] if study.warnings else []
+    for answer in answers.answer_study(study):
+        lines += [f"## {_escape(answer.question)}", "", *(f"- {_escape(line)}" for line in answer.lines), ""]
+    if study.recommendations:
+        lines += [answers.CONVERGENCE_NOTE, ""]
+    lines += ["## Cells", "", *_markdown_table(answers.cell_table(study)), ""]
+    phases = answers.phase_table(study)
+    if phases.rows:
+        title = "## Phases: median per step, and share of all time"
+        lines += [title, "", *_markdown_table(phases), ""]
+    lines += ["## How measured", "", *(f"- {_escape(line)}" for line in answers.method_lines(study)), ""]
+    lines += ["## Environment", "", *(f"- {_escape(line)}" for line in answers.environment_lines(study)), ""]
+    if study.files:
+        lines += ["## Files", "", ", ".join(f"`{path.name}`" for path in study.files), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    alignment = ["---" if i < table.num_names else "---:" for i in range(len(table.headings))]
+    rows = [table.headings, alignment, *table.rows]
+    return ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in rows]
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
