@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,9 +14,10 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from stepbench.launcher import LaunchError, make_launcher
-from stepbench.overrides import quote_arguments
+from stepbench.overrides import find_unquoted_choices, prepare_arguments
 from stepbench.settings import SettingsError, conf_dir, config_text, read_request
 from stepbench.sweep import (
     EXIT_INTERRUPTED,
@@ -76,19 +78,14 @@ def _refuse_plugins(hydra_config: HydraConf) -> None:
 def main() -> int:
     """Run the command line; returns the exit code: 0 all ok, 1 some cell not ok, 2 a wrong request, 130 interrupted."""
     plan = _Plan()
-    sys.argv[1:] = quote_arguments(sys.argv[1:])
-    app = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     try:
-        app(lambda config: _collect(config, plan))()
-    except SystemExit as end:  # Hydra has said what is wrong
+        _compose(plan)
+    except SystemExit as end:  # Hydra's command line parser has said what is wrong
         return EXIT_OK if end.code in (0, None) else EXIT_WRONG_REQUEST
     except SettingsError as error:
         plan.problems.extend(error.problems)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception:  # only with HYDRA_FULL_ERROR=1, which asks for the whole trace
-        traceback.print_exc()
-        return EXIT_WRONG_REQUEST
     if plan.problems:
         return _refuse(plan.problems)
     if not plan.cells:
@@ -97,6 +94,30 @@ def main() -> int:
         return _execute(plan)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _compose(plan: _Plan) -> None:
+    """Have Hydra compose every cell into the plan. Raises `SettingsError` with what Hydra finds wrong."""
+    arguments = sys.argv[1:]
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # have errors come here, instead of as prints and an exit code of Hydra's
+    try:
+        sys.argv[1:] = prepare_arguments(arguments)
+        app = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+        app(lambda config: _collect(config, plan))()
+    except SettingsError:
+        raise
+    except Exception as error:
+        if full_error == "1":
+            traceback.print_exc()
+        unquoted = find_unquoted_choices(arguments) if isinstance(error, ValueError) else []
+        causes = [str(error.__cause__)] if isinstance(error.__cause__, OmegaConfBaseException) else []
+        raise SettingsError(unquoted or [str(error) or type(error).__name__, *causes]) from error
+    finally:
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
 def _refuse(problems: Sequence[str]) -> int:
@@ -115,6 +136,7 @@ def _execute(plan: _Plan) -> int:
     print(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}; results in {_short(directory)}", flush=True)
     launcher = make_launcher(plan.worker_start)
     try:
+        launcher.start()
         exit_code = run_cells(cells, launcher)
     except LaunchError as error:
         return _refuse([str(error)])
@@ -129,7 +151,7 @@ def _place_cells(plan: _Plan, directory: Path) -> list[PlannedCell]:
     common = set.intersection(*(set(overrides) for _, overrides in plan.cells)) if plan.is_sweep else set()
     placed = []
     for cell, overrides in plan.cells:
-        label = " ".join(override for override in overrides if override not in common)
+        label = " ".join(override.replace("'", "") for override in overrides if override not in common)
         placed.append(
             PlannedCell(
                 directory=directory / cell.directory.relative_to(plan.directory),

@@ -19,7 +19,7 @@ STALL_RATIO = 1.10
 
 
 def find_cell_findings(shares: Mapping[str, float], mean_step_s: float, median_step_s: float) -> tuple[Finding, ...]:
-    """What one cell's numbers say. `shares` are the phases' fractions of all wall time; the first line is the answer."""
+    """What one cell's numbers say. `shares` are the phases' fractions of all wall time; the answer comes first."""
     top = max(PHASES, key=lambda phase: shares[phase])
     findings = []
     if shares["data"] > DATA_BOUND_FRACTION:
@@ -38,7 +38,8 @@ def find_cell_findings(shares: Mapping[str, float], mean_step_s: float, median_s
             Finding(
                 subject="stalls",
                 text=f"some steps are much slower: the mean step ({units.format_duration(mean_step_s)}) is "
-                f"{units.format_ratio(mean_step_s / median_step_s)} the median ({units.format_duration(median_step_s)})",
+                f"{units.format_ratio(mean_step_s / median_step_s)} the median "
+                f"({units.format_duration(median_step_s)})",
             )
         )
     return tuple(findings)

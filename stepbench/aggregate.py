@@ -14,15 +14,18 @@ import yaml
 
 from stepbench import advice, axes, cell_plots, phase_plots, plots, report
 from stepbench.cell_summary import summarize_cell
+from stepbench.cells import Cell, read_cell
+from stepbench.frames import merge_summaries
 from stepbench.plot_style import save_figure
 from stepbench.record import (
     PHASES,
+    ROW_COLUMNS,
     TIMING_RESULTS_FILE,
     TIMING_SUMMARY_FILE,
     Status,
     write_text_atomically,
 )
-from stepbench.study import Cell, Study, build_study, merge_summaries, read_cell
+from stepbench.study import Study, build_study
 
 RUNS_FILE = "runs.csv"
 CELLS_FILE = "cells.csv"
@@ -57,14 +60,13 @@ def write_cell(cell_dir: Path) -> None:
 def read_rows(cell: Cell) -> pd.DataFrame:
     """The raw rows of the runs that count for a cell, round after round; empty where the file is missing."""
     path = cell.directory / TIMING_RESULTS_FILE
-    if not path.exists():
-        return pd.DataFrame()
-    rows = pd.read_csv(path)
+    rows: pd.DataFrame = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(ROW_COLUMNS))
     parts = [
         rows[(rows["round"] == record.request.round) & (rows["attempt"] == record.request.attempt)]
         for record in cell.ok_records
     ]
-    return pd.concat(parts, ignore_index=True)
+    counted: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return counted
 
 
 def _cell_labels(cell: Cell) -> cell_plots.CellLabels:
@@ -76,13 +78,14 @@ def _cell_labels(cell: Cell) -> cell_plots.CellLabels:
     rounds = len(cell.ok_records)
     host = record.environment.host if record.environment else None
     device = record.effective.device_name if record.effective else None
-    basis = "one round; the interval is within it" if rounds == 1 else f"{rounds} rounds"
+    basis = "one round" if rounds == 1 else f"{rounds} rounds"
     return cell_plots.CellLabels(
         title=f"{flat['model']}, batch {flat['batch_size']}, {precision}",
         note=" · ".join(part for part in (basis, f"host {host}" if host else None, device) if part),
         median_step_s=row["median_step_s"],
         low_s=row["step_low_s"],
         high_s=row["step_high_s"],
+        interval_name="95 % interval within one run" if rounds == 1 else "range of the run medians",
         batches_per_step=round(row["num_batches"] / row["num_steps"]),
     )
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from stepbench import units
 from stepbench.axes import Axis, label_setting, label_value
+from stepbench.cells import Cell
 from stepbench.record import PHASES, Environment
 from stepbench.scaling import Recommendation
-from stepbench.study import ALL_CELLS, Cell, Study
+from stepbench.study import ALL_CELLS, Study
 
 MEDIAN_NOTE = (
     "Step time is a median over steps; throughput is all samples over all wall time of the same steps, "
@@ -31,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Headings and rows of text, the number of leading columns that name the row, and columns to drop first if narrow."""
+    """Headings and rows of text. The first `num_names` columns name a row; the optional ones go first where narrow."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -41,7 +42,7 @@ class Table:
 
 def count_cells(study: Study) -> str:
     """`6 cells planned, 5 measured, 1 failed (1 oom)`."""
-    statuses = [cell.status if cell.reason is None else cell.status for cell in study.cells]
+    statuses = [cell.status for cell in study.cells]
     measured = sum(1 for cell in study.cells if cell.ok_records)
     text = f"{units.format_count(len(statuses), 'cell')} planned, {measured} measured"
     others = [status for status, cell in zip(statuses, study.cells, strict=True) if not cell.ok_records]
@@ -71,9 +72,8 @@ def _recommendations(study: Study) -> tuple[str, ...]:
     lines = [_prefix(study, item.series) + _recommend(study, item) for item in study.recommendations]
     rates = study.cell_frame["samples_per_s"].astype("float64")
     if rates.notna().sum() > 1:
-        best = study.cell_frame.loc[rates.idxmax()]
-        labels = label_cell(study, _cell_named(study, best["cell"]))
-        lines.append(f"best throughput of all: {units.format_throughput(best['samples_per_s'])} ({labels})")
+        best = study.cells[int(rates.fillna(-1.0).to_numpy().argmax())]
+        lines.append(f"best throughput of all: {units.format_throughput(rates.max())} ({label_cell(study, best)})")
     return tuple(lines)
 
 
@@ -113,7 +113,7 @@ def _doublings(study: Study) -> tuple[str, ...]:
 
 
 def _speed_up_question(study: Study) -> str:
-    return f"Speed-up over {study.speed_ups[0].baseline}" if study.speed_ups else "Speed-up"
+    return f"Speed-up over {study.baseline}, all else equal"
 
 
 def _speed_ups(study: Study) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def _failures(study: Study) -> tuple[str, ...]:
     for cell in study.cells:
         if not cell.ok_records:
             reason = " ".join((cell.reason or "no reason recorded").split())
-            log = f" · log: {cell.log}" if cell.log and cell.log.exists() else ""
+            log = f" · log: {cell.log}" if cell.log and cell.log.exists() and str(cell.log) not in reason else ""
             lines.append(f"{label_cell(study, cell)}: {cell.status}: {reason}{log}")
     return tuple(lines)
 
@@ -146,13 +146,13 @@ def _failures(study: Study) -> tuple[str, ...]:
 # ---- naming cells ----
 
 
-def _cell_named(study: Study, name: str) -> Cell:
-    return next(cell for cell in study.cells if cell.name == name)
+def _row(frame: Any, cell: Cell) -> Any:
+    return frame.loc[frame["cell"] == cell.name].iloc[0]
 
 
 def label_cell(study: Study, cell: Cell) -> str:
     """A cell by its place on the axes: `precision 32, batch 16`; by its name where nothing varies."""
-    row = study.cell_frame.loc[study.cell_frame["cell"] == cell.name].iloc[0]
+    row = _row(study.cell_frame, cell)
     parts = [] if row["series"] == ALL_CELLS else [str(row["series"])]
     if study.x_axis is not None:
         parts.append(f"{study.x_axis.title.removesuffix(' size')} {label_value(_requested(cell, study.x_axis, row))}")
@@ -176,7 +176,7 @@ def cell_table(study: Study) -> Table:
     memory = memory if frame[memory].notna().any() else "peak_host_memory_bytes"
     rows = []
     for cell in study.cells:
-        row = frame.loc[frame["cell"] == cell.name].iloc[0]
+        row = _row(frame, cell)
         names = [label_setting(axis.name, _requested(cell, axis, row), cell.records) for axis in axes]
         rows.append((*(names or [cell.name]), cell.status, *_numbers(row, step_unit, memory)))
     names = [axis.title.replace("batch size", "batch") for axis in axes] or ["cell"]
@@ -185,7 +185,7 @@ def cell_table(study: Study) -> Table:
         headings=(*names, "status", f"step [{step_unit.name}]", "samples/s", "spread", "most time in", memory_heading),
         rows=tuple(rows),
         num_names=len(names) + 1,
-        optional=(memory_heading, "spread"),
+        optional=(memory_heading, "spread", "most time in"),
     )
 
 
@@ -220,7 +220,7 @@ def phase_table(study: Study) -> Table:
     rows = []
     for cell in study.cells:
         if cell.ok_records:
-            row = frame.loc[frame["cell"] == cell.name].iloc[0]
+            row = _row(frame, cell)
             texts = [
                 f"{units.format_significant(row[f'{phase}_s'] * unit.per_s)} "
                 f"({units.format_fraction(row[f'{phase}_fraction'])})"
@@ -275,8 +275,9 @@ def method_lines(study: Study) -> tuple[str, ...]:
         + (
             units.format_count(protocol.epochs, "whole epoch")
             if protocol.epochs
-            else f"at least {units.format_count(protocol.timed_batches, 'batch', 'batches')} and {protocol.timed_s:g} s "
-            f"timed after a warm-up of at least {protocol.warmup_batches} and {protocol.warmup_s:g} s"
+            else f"at least {units.format_count(protocol.timed_batches, 'batch', 'batches')} "
+            f"and {protocol.timed_s:g} s timed after a warm-up of at least "
+            f"{units.format_count(protocol.warmup_batches, 'batch', 'batches')} and {protocol.warmup_s:g} s"
         )
         for protocol in protocols
     ]

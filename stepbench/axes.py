@@ -1,4 +1,4 @@
-"""The axes of a study: which settings vary between its cells, found from the recorded specs, and how they are labelled."""
+"""The axes of a study: which settings vary between its cells, found from the recorded specs, and their labels."""
 
 from __future__ import annotations
 
@@ -33,20 +33,16 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A setting that varies in a study. `values` are the requested ones in order: numeric, else by first appearance."""
+    """A setting that varies in a study, its name in words, and the requested values, in numeric order if numeric."""
 
     name: str
+    title: str
     values: tuple[Value, ...]
 
     @property
     def is_numeric(self) -> bool:
         """Whether distances along the axis mean something."""
         return self.name not in NOT_AN_X_AXIS and all(is_number(value) for value in self.values)
-
-    @property
-    def title(self) -> str:
-        """The axis in words."""
-        return self.name.replace("_", " ")
 
     @property
     def column(self) -> str:
@@ -92,7 +88,13 @@ def find_axes(settings: Sequence[Mapping[str, Value]]) -> tuple[Axis, ...]:
     for name in names:
         if len({_key(value) for value in columns[name]}) > 1 and not _is_redundant(name, kept, columns):
             kept.append(name)
-    return tuple(Axis(name=name, values=_ordered(columns[name])) for name in kept)
+    short = [name.rpartition(".")[2] for name in kept]
+    titles = [
+        (last if short.count(last) == 1 else name).replace("_", " ") for name, last in zip(kept, short, strict=True)
+    ]
+    return tuple(
+        Axis(name=name, title=title, values=_ordered(columns[name])) for name, title in zip(kept, titles, strict=True)
+    )
 
 
 def _is_redundant(name: str, kept: Sequence[str], columns: Mapping[str, Sequence[Value]]) -> bool:
@@ -123,7 +125,7 @@ def _ordered(values: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def choose_x_axis(axes: Sequence[Axis]) -> Axis | None:
-    """The axis to plot against: batch size where it varies, else the first numeric one; None where nothing is numeric."""
+    """The axis to plot against: batch size where it varies, else the first numeric one, else None."""
     numeric = [axis for axis in axes if axis.is_numeric]
     return next((axis for axis in numeric if axis.name == "batch_size"), numeric[0] if numeric else None)
 
@@ -132,7 +134,7 @@ def choose_x_axis(axes: Sequence[Axis]) -> Axis | None:
 
 
 def ran_differently(name: str, requested: Value, effective: Value) -> bool:
-    """Whether a setting ran as something else than requested. Unknown, left open or spelled otherwise is no difference."""
+    """Whether a setting ran as something else than requested. Unknown, left open or spelled otherwise is not."""
     if effective is None or requested is None:
         return False
     if name == "precision":
@@ -173,6 +175,4 @@ def label_combination(labels: Mapping[str, str]) -> str:
     if len(labels) == 1:
         return next(iter(labels.values()))
     plain = (*GROUPS, "accelerator", "host", "device", "sweep")
-    return ", ".join(
-        label if name in plain else f"{name.rpartition('.')[2]}={label}" for name, label in labels.items()
-    )
+    return ", ".join(label if name in plain else f"{name.rpartition('.')[2]}={label}" for name, label in labels.items())

@@ -27,6 +27,12 @@ from stepbench.record import PHASES
 SMALL_SLICE_FRACTION = 0.03
 """Thinner slices of the pie are drawn as one (STATISTICS P5)."""
 
+MAX_COLUMNS = 800
+"""As many columns as the picture has room for; beyond, neighbouring batches share one."""
+
+MAX_EPOCH_LINES = 100
+"""More epoch starts than this would cover what they mark."""
+
 OUTLIER_IQRS = 6.0
 """Batches further above the upper quartile may lie outside the picture; they are counted and marked."""
 
@@ -40,14 +46,18 @@ class CellLabels:
     median_step_s: float
     low_s: float | None
     high_s: float | None
+    interval_name: str
     batches_per_step: int
 
 
 def plot_batch_breakdown(rows: pd.DataFrame, labels: CellLabels) -> Figure:
     """Phases stacked batch by batch, warm-up shaded, from the raw rows of a cell's counted runs."""
     unit = units.duration_unit(rows.loc[~rows["warmup"], "batch_s"])
-    edges, index = _edges(len(rows))
-    values = [rows[f"{phase}_s"].to_numpy() * unit.per_s for phase in PHASES]
+    stride = -(-len(rows) // MAX_COLUMNS)
+    edges, index = _edges(len(rows), stride)
+    starts = np.arange(0, len(rows), stride)
+    lengths = np.diff(np.append(starts, len(rows)))
+    values = [np.add.reduceat(rows[f"{phase}_s"].to_numpy(), starts) / lengths * unit.per_s for phase in PHASES]
     present = [phase for phase, series in zip(PHASES, values, strict=True) if series.sum() > 0]
     with theme():
         figure = new_figure(8.6, 4.2)
@@ -62,10 +72,12 @@ def plot_batch_breakdown(rows: pd.DataFrame, labels: CellLabels) -> Figure:
             for phase, polygon in zip(PHASES, polygons, strict=True):
                 polygon.set(hatch=PHASE_HATCHES[phase], edgecolor="white")
         note = _decorate(axes, rows, unit, labels)
+        if stride > 1:
+            note += f"\neach column is the mean of {stride} batches"
         axes.set_ylabel(f"time per batch [{unit.name}]")
         handles: list[Any] = [*reversed(phase_patches(present)), *_note_handles(axes)]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
-        add_title(figure, axes, f"Phases batch by batch: {labels.title}", note)
+        add_title(figure, f"Phases batch by batch: {labels.title}", note)
     return figure
 
 
@@ -79,6 +91,7 @@ def plot_total_time(rows: pd.DataFrame, labels: CellLabels) -> Figure:
         axes = figure.add_subplot()
         note = _decorate(axes, rows, unit, labels)
         limit = axes.get_ylim()[1]
+        axes.set_ylim(robust_floor(timed.to_numpy() * unit.per_s, limit), limit)
         x = np.arange(1, len(rows) + 1)
         inside = values <= limit
         size = float(np.clip(900 / len(rows), 2.5, 18))
@@ -100,17 +113,17 @@ def plot_total_time(rows: pd.DataFrame, labels: CellLabels) -> Figure:
             band = axes.axhspan(
                 labels.low_s * unit.per_s,
                 labels.high_s * unit.per_s,
-                color="black",
-                alpha=0.18,
+                color=PHASE_COLOURS["data"],
+                alpha=0.35,
                 linewidth=0,
                 zorder=1,
-                label="its interval",
+                label=labels.interval_name,
             )
             handles.append(band)
         axes.set_ylabel(f"time per batch [{unit.name}]")
         handles += _note_handles(axes)
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
-        add_title(figure, axes, f"Total time per batch: {labels.title}", note)
+        add_title(figure, f"Total time per batch: {labels.title}", note)
     return figure
 
 
@@ -131,7 +144,7 @@ def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float],
         hatches.append("")
     with theme():
         figure = new_figure(7.0, 4.0)
-        axes = figure.add_subplot()
+        axes = figure.add_subplot(anchor="W")
         wedges = axes.pie(
             sizes,
             colors=colours,
@@ -156,25 +169,31 @@ def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float],
         for phase in PHASES:
             (patch,) = phase_patches([phase])
             merged = "  (in “small phases”)" if phase in small and shares[phase] > 0 else ""
-            patch.set_label(
-                f"{phase}  {units.format_duration(means_s[phase], unit)}, {units.format_fraction(shares[phase])}{merged}"
-            )
+            mean, share = units.format_duration(means_s[phase], unit), units.format_fraction(shares[phase])
+            patch.set_label(f"{phase}  {mean}, {share}{merged}")
             handles.append(patch)
         if len(sizes) > len(slices):
             handles.append(Patch(facecolor=(0.35, 0.35, 0.35), edgecolor="white", label="small phases together"))
-        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), title="mean per step, share")
+        axes.legend(
+            handles=handles,
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            title="mean per step, share of the step",
+            alignment="left",
+        )
         note = f"mean step {units.format_duration(total_s, unit)} · {labels.note}"
-        add_title(figure, axes, f"Average share of each phase: {labels.title}", note)
+        add_title(figure, f"Average share of each phase: {labels.title}", note)
     return figure
 
 
 # ---- what the two batch-by-batch pictures share ----
 
 
-def _edges(count: int) -> tuple[Any, Any]:
-    """Both edges of each batch's column, and the index of the batch at each edge: steps, not slopes."""
-    x = np.arange(1, count + 1)
-    return np.column_stack([x - 0.5, x + 0.5]).ravel(), np.repeat(np.arange(count), 2)
+def _edges(count: int, stride: int) -> tuple[Any, Any]:
+    """Both edges of each column of `stride` batches, and the index of the column at each edge: steps, not slopes."""
+    left = np.arange(0, count, stride) + 0.5
+    right = np.append(left[1:], count + 0.5)
+    return np.column_stack([left, right]).ravel(), np.repeat(np.arange(len(left)), 2)
 
 
 def robust_limit(timed: Any) -> float:
@@ -184,6 +203,14 @@ def robust_limit(timed: Any) -> float:
     common = ordered[int(0.95 * (len(ordered) - 1))]
     fence = max(high + OUTLIER_IQRS * (high - low), 1.6 * middle, common)
     return float(1.12 * ordered[ordered <= fence].max())
+
+
+def robust_floor(timed: Any, limit: float) -> float:
+    """A lower limit for points (never for bars): zero unless the bulk lies far above it, but no magnifying glass."""
+    lowest, middle = float(timed.min()), float(np.median(timed))
+    span = max(limit - lowest, 0.25 * middle)
+    floor = lowest - 0.3 * span
+    return floor if floor > 0.4 * middle else 0.0
 
 
 def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: CellLabels) -> str:
@@ -201,33 +228,41 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
         axes.axvspan(
             start + 0.5,
             end + 0.5,
-            facecolor="none",
-            edgecolor="0.5",
-            hatch="/",
+            color="0.45",
             linewidth=0,
-            alpha=0.55,
+            alpha=0.25,
             zorder=5,
             label="_warmup" if i else "warm-up",
         )
     starts = np.flatnonzero(rows["starts_epoch"].to_numpy(dtype=bool) & (np.arange(len(rows)) > 0))
     validated = np.flatnonzero(rows["validation_ran"].to_numpy(dtype=bool))
     transform = axes.get_xaxis_transform()
-    for label, places, marker, height in (
-        ("epoch starts", x[starts] - 0.5, "|", 0.985),
-        ("validation follows", x[validated] + 0.5, "v", 0.955),
-    ):
-        if len(places):
-            axes.plot(
-                places,
-                np.full(len(places), height),
-                linestyle="none",
-                marker=marker,
-                markersize=5,
-                color="0.25",
-                transform=transform,
-                label=label,
-                zorder=6,
-            )
+    if 0 < len(starts) <= MAX_EPOCH_LINES:
+        axes.vlines(
+            x[starts] - 0.5,
+            0,
+            1,
+            transform=transform,
+            color="0.35",
+            linewidth=0.7,
+            linestyle=(0, (2, 2)),
+            label="epoch starts",
+            zorder=6,
+        )
+    if len(validated):
+        axes.plot(
+            x[validated] + 0.5,
+            np.full(len(validated), 0.965),
+            linestyle="none",
+            marker="v",
+            markersize=5,
+            color="0.25",
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            transform=transform,
+            label="validation follows",
+            zorder=7,
+        )
     above = values > limit
     if above.any():
         axes.plot(
@@ -245,8 +280,11 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
     lines = [_describe_rows(rows, labels)]
     if above.any():
         highest = units.format_duration(float(values.max()) / unit.per_s)
-        where = f", {(above & warmup).sum():,} of them in the warm-up" if (above & warmup).any() else ""
-        lines.append(f"{units.format_count(int(above.sum()), 'batch', 'batches')} above the picture, up to {highest}{where}")
+        num_warmup = int((above & warmup).sum())
+        where = f", {'all' if num_warmup == above.sum() else f'{num_warmup:,}'} in the warm-up" if num_warmup else ""
+        lines.append(
+            f"{units.format_count(int(above.sum()), 'batch', 'batches')} above the picture, up to {highest}{where}"
+        )
     return "\n".join([*lines, labels.note])
 
 

@@ -7,8 +7,9 @@ import statistics
 from typing import Any
 
 from stepbench import advice, axes
+from stepbench.cells import Cell
+from stepbench.frames import merge_summaries, summary_columns
 from stepbench.record import PHASES, RunRecord
-from stepbench.study import Cell, merge_summaries, summary_columns
 
 QUANTITIES = ("min", "p5", "p25", "p75", "p95", "p99", "max")
 FOUR_WAY = ("data", "forward", "backward")

@@ -35,6 +35,10 @@ class WorkerExit:
 class Launcher(Protocol):
     """Runs one worker at a time and waits for it without using the processor."""
 
+    def start(self) -> None:
+        """Get ready, so that the first worker starts as fast as the others. Raises `LaunchError` where that fails."""
+        ...
+
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
         """Have a worker measure the request in `cell_dir`; its output goes to `log`. Interrupts end it and pass on."""
         ...
@@ -57,7 +61,7 @@ def make_launcher(worker_start: str) -> Launcher:
 
 
 class ForkLauncher:
-    """Forks workers from a warm server, which starts with the first of them and is replaced if it dies."""
+    """Forks workers from a warm server, which is replaced if it dies."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
@@ -65,8 +69,7 @@ class ForkLauncher:
 
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
         """See `Launcher.run`. A server that dies counts as the worker's death; the next call starts another."""
-        if self._server is None:
-            self._start()
+        self.start()
         request = json.dumps({"cell_dir": str(cell_dir), "log": str(log)}) + "\n"
         pid: int | None = None
         timed_out = False
@@ -95,7 +98,10 @@ class ForkLauncher:
         self._stop_server()
         self._errors.close()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the server and wait until it has imported what workers need; nothing where it runs already."""
+        if self._server is not None:
+            return
         requests_read, requests_write = os.pipe()
         replies_read, replies_write = os.pipe()
         command = [sys.executable, "-m", "stepbench.server", str(requests_read), str(replies_write)]
@@ -148,6 +154,9 @@ class ForkLauncher:
 
 class SpawnLauncher:
     """Starts every worker as a new process, which imports everything anew."""
+
+    def start(self) -> None:
+        """Nothing can be prepared."""
 
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
         """See `Launcher.run`."""

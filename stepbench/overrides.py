@@ -1,4 +1,8 @@
-"""Makes numbers acceptable as choices of a config group: Hydra parses `precision=32` as an integer and refuses it."""
+"""Makes Hydra accept what people type: numbers as choices of a config group, and flags between overrides.
+
+Hydra parses `precision=32` as an integer and refuses it as a choice; and its command line ends where a flag follows an
+override, as in `model=mine -m batch_size=8,16`.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,56 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, ListConfig, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from stepbench.settings import conf_dir
 
 
-def find_groups(arguments: Sequence[str]) -> frozenset[str]:
-    """The config groups at hand: directories of our configuration and of the one that `--config-dir` names."""
+def config_directories(arguments: Sequence[str]) -> list[Path]:
+    """Where configuration files lie: our own directory and the one that `--config-dir` names."""
     directories = [conf_dir()]
     for position, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name in ("--config-dir", "-cd"):
             directories.append(Path(value or "".join(arguments[position + 1 : position + 2])))
-    return frozenset(
-        path.name for directory in directories if directory.is_dir() for path in directory.iterdir() if path.is_dir()
-    )
+    return [directory for directory in directories if directory.is_dir()]
 
 
-def quote_arguments(arguments: Sequence[str]) -> list[str]:
-    """The command line with the numeric choices of config groups quoted, everything else as it is."""
+def find_groups(arguments: Sequence[str]) -> frozenset[str]:
+    """The config groups at hand: the folders of the configuration directories."""
+    directories = config_directories(arguments)
+    return frozenset(path.name for directory in directories for path in directory.iterdir() if path.is_dir())
+
+
+def prepare_arguments(arguments: Sequence[str]) -> list[str]:
+    """The command line with flags before overrides and with the numeric choices of config groups quoted.
+
+    Ends the process with Hydra's own usage message where a flag is unknown.
+    """
     groups = find_groups(arguments)
-    return [quote_choices(argument, groups) for argument in arguments]
+    overrides = list(get_args_parser().parse_intermixed_args(list(arguments)).overrides)
+    left = list(overrides)
+    flags = [argument for argument in arguments if not (left and argument == left[0] and left.pop(0))]
+    return [*flags, *(quote_choices(override, groups) for override in overrides)]
+
+
+def find_unquoted_choices(arguments: Sequence[str]) -> list[str]:
+    """What is wrong with numbers that stand as choices in the defaults lists of the user's files, a line for each."""
+    problems = []
+    for directory in config_directories(arguments):
+        for path in sorted(directory.rglob("*.yaml")):
+            config = OmegaConf.load(path)
+            defaults = config.get("defaults") if isinstance(config, DictConfig) else None
+            for entry in defaults or ():
+                for key, choice in entry.items() if isinstance(entry, DictConfig) else ():
+                    if _is_number(choice):
+                        problems.append(f'{path}: {key}: {choice} in the defaults list; write it in quotes: "{choice}"')
+    return problems
 
 
 def quote_choices(argument: str, groups: Iterable[str]) -> str:
@@ -61,7 +90,7 @@ def _quoted(choice: Any) -> str:
 
 
 class QuoteSweepParameters(Callback):
-    """Does for a sweep file's `hydra.sweeper.params` what `quote_arguments` does for the command line."""
+    """Does for a sweep file's `hydra.sweeper.params` what `prepare_arguments` does for the command line."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Rewrite the parameters in place, before the sweeper reads them."""

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 
 from stepbench import units
 from stepbench.axes import label_value
+from stepbench.captions import describe_machine, name_series
 from stepbench.plot_style import (
     FAILURE_COLOUR,
     PHASE_COLOURS,
@@ -22,7 +23,6 @@ from stepbench.plot_style import (
     phase_patches,
     theme,
 )
-from stepbench.plots import describe_machine
 from stepbench.record import PHASES
 from stepbench.study import ALL_CELLS, Study
 
@@ -66,6 +66,8 @@ def plot_phases(study: Study) -> Figure:
         _mark_failures(absolute, bars, study)
         _label_rows(absolute, rows)
         absolute.set_xlim(left=0)
+        if not (means > 0).any():
+            absolute.set_xticks([])
         absolute.set_xlabel(f"time per step [{unit.name}]")
         relative.set_xlim(0, 100)
         relative.set_xlabel("share of the step [%]")
@@ -78,7 +80,7 @@ def plot_phases(study: Study) -> Figure:
         relative.legend(
             handles=[*phase_patches(present), median], loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small"
         )
-        add_title(figure, absolute, "Where the time of a step goes", note)
+        add_title(figure, "Where the time of a step goes", note)
     return figure
 
 
@@ -93,11 +95,10 @@ def _lay_out(study: Study, num_cells: int) -> list[Row]:
         has_headings = study.x_axis is not None and bool(study.series_axes)
         if has_headings and series != heading:
             position += 0.35 if rows else 0.0
-            rows.append(Row(position=position, label=series, index=None))
+            rows.append(Row(position=position, label=name_series(study, series), index=None))
             position, heading = position + 1, series
         if study.x_axis is not None:
-            short = study.x_axis.title.rpartition(".")[2]
-            label = f"{short.removesuffix(' size')} {label_value(cell[study.x_axis.column])}"
+            label = f"{study.x_axis.title.removesuffix(' size')} {label_value(cell[study.x_axis.column])}"
         else:
             label = str(cell["cell"]) if series == ALL_CELLS else series
         rows.append(Row(position=position, label=label, index=index))
@@ -179,8 +180,18 @@ def _mark_failures(axes: Axes, bars: Sequence[Row], study: Study) -> None:
 
 
 def _label_rows(axes: Axes, rows: Sequence[Row]) -> None:
-    axes.set_yticks([row.position for row in rows], [row.label for row in rows])
+    bars = [row for row in rows if row.index is not None]
+    axes.set_yticks([row.position for row in bars], [row.label for row in bars])
     axes.tick_params(axis="y", length=0)
-    for row, text in zip(rows, axes.get_yticklabels(), strict=True):
-        if row.index is None:
-            text.set_fontweight("bold")
+    for row in rows:
+        if row.index is None:  # inside, so that a long heading takes no room from the bars
+            axes.annotate(
+                row.label,
+                (0, row.position + 0.1),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize="small",
+                fontweight="bold",
+            ).set_in_layout(False)

@@ -11,13 +11,15 @@ from typing import Any
 
 import matplotlib
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
 from stepbench.record import PHASES
 
 PNG_DPI = 150
+PADDING_INCHES = 0.08
 
 _COLOURBLIND: Any = sns.color_palette("colorblind")
 
@@ -58,7 +60,16 @@ class SeriesStyle:
 
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_LINES = ("-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1.2, 1)), "-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1.2, 1)))
+_LINES = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1.5, 1)),
+    (0, (5, 1, 1.2, 1)),
+    "-",
+    (0, (5, 1.5)),
+    (0, (1.5, 1)),
+    (0, (5, 1, 1.2, 1)),
+)
 _SERIES_COLOURS = (0, 3, 2, 4, 1, 9, 5, 7)
 
 
@@ -84,25 +95,31 @@ def theme() -> Iterator[None]:
         "legend.frameon": False,
         "axes.axisbelow": True,
     }
-    with matplotlib.rc_context(rc):
+    with matplotlib.rc_context(rc):  # type: ignore[arg-type]
         yield
 
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, that no global state knows of."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # type: ignore[union-attr]
-    return figure
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=PADDING_INCHES, h_pad=PADDING_INCHES))
 
 
-def add_title(figure: Figure, axes: Axes, title: str, note: str) -> None:
-    """A bold title over a smaller note that says what is drawn; long lines are wrapped to the figure's width."""
-    width = figure.get_figwidth()
-    figure.suptitle(
-        textwrap.fill(title, int(width * 12)), x=0.01, ha="left", fontsize="large", fontweight="bold", linespacing=1.1
-    )
-    wrapped = "\n".join(textwrap.fill(line, int(width * 17.5)) for line in note.splitlines())
-    axes.set_title(wrapped, loc="left", fontsize="small", color=NOTE_COLOUR, linespacing=1.25)
+def add_title(figure: Figure, title: str, note: str) -> None:
+    """A bold title over a smaller note that says what is drawn, both wrapped to the figure's width above the axes."""
+    width, height = figure.get_size_inches()
+    title = textwrap.fill(title, int(width * 9.0))
+    note = "\n".join(textwrap.fill(line, int(width * 16.0)) for line in note.splitlines())
+    title_size, note_size = 11.0, 8.0
+    top = PADDING_INCHES
+    for text, size, weight, colour in ((title, title_size, "bold", "0.1"), (note, note_size, "normal", NOTE_COLOUR)):
+        place = figure.transFigure + ScaledTranslation(PADDING_INCHES, -top, figure.dpi_scale_trans)
+        figure.text(
+            0, 1, text, va="top", fontsize=size, fontweight=weight, color=colour, linespacing=1.25, transform=place
+        ).set_in_layout(False)
+        top += (text.count("\n") + 1) * size * 1.32 / 72 + 0.03
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, 1, 1 - top / height))
 
 
 def phase_patches(phases: Sequence[str] = PHASES) -> list[Patch]:

@@ -1,9 +1,8 @@
-"""The pictures of a study: a frame of cells in, a figure out. How they look is plot_style's, how values read is units'."""
+"""The pictures of a study over its x axis: a frame of cells in, a figure out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from stepbench import units
+from stepbench.captions import describe_machine, describe_step_time, describe_throughput
+from stepbench.plot_scales import FAILURE_ROW_FRACTION, Curve, scale_x, scale_y
 from stepbench.plot_style import (
     FAILURE_COLOUR,
     MAX_SERIES,
@@ -26,21 +26,13 @@ from stepbench.plot_style import (
 from stepbench.scaling import Recommendation, SpeedUp
 from stepbench.study import ALL_CELLS, Study
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """A quantity to draw over the x axis: columns of `point_frame` for the value and, where known, its interval."""
-
-    value: str
-    low: str | None
-    high: str | None
-    y_label: str
-    is_log: bool
+MAX_SIDE_LABEL = 25
+"""Longer labels go below the picture: beside it they would squeeze the axes."""
 
 
 def point_frame(study: Study) -> pd.DataFrame:
     """The cells with `x` as position on the axis: the value where the axis is numeric, else 0, 1, 2, …"""
-    frame = study.cell_frame.copy()
+    frame: pd.DataFrame = study.cell_frame.copy()
     axis = study.x_axis
     if axis is None:
         labels = list(dict.fromkeys(frame["series"]))
@@ -89,7 +81,7 @@ def plot_throughput(study: Study) -> Figure:
 
 def plot_speed_up(study: Study, speed_ups: Sequence[SpeedUp]) -> Figure:
     """Speed of each series over the baseline at equal x; above 1 is faster."""
-    baseline = speed_ups[0].baseline
+    baseline = study.baseline
     labels = list(dict.fromkeys(speed_up.series for speed_up in speed_ups))
     frame = pd.DataFrame(
         [
@@ -98,55 +90,9 @@ def plot_speed_up(study: Study, speed_ups: Sequence[SpeedUp]) -> Figure:
         ]
     )
     frame["status"], frame["num_rounds"] = "ok", 1
-    curve = Curve(value="ratio", low=None, high=None, y_label=f"speed-up over {baseline}", is_log=False)
-    note = f"baseline's time / series' time for the same samples · above 1 is faster than {baseline} · no interval"
-    with theme():
-        return _plot_curves(study, frame, curve, f"Speed-up over {baseline}", f"{note}\n{describe_machine(study)}")
-
-
-# ---- captions ----
-
-
-def describe_machine(study: Study) -> str:
-    """Host and device of the measured cells."""
-    records = [record for cell in study.cells for record in cell.records]
-    hosts = dict.fromkeys(record.environment.host for record in records if record.environment)
-    devices = dict.fromkeys(
-        record.effective.device_name for record in records if record.effective and record.effective.device_name
-    )
-    return " · ".join(part for part in (f"host {', '.join(hosts)}" if hosts else "", ", ".join(devices)) if part)
-
-
-def describe_step_time(study: Study) -> str:
-    """What points and bars of a step-time picture are."""
-    rounds = study.cell_frame["num_rounds"].astype("int64")
-    measured = study.cell_frame[rounds > 0]
-    if measured.empty:
-        return describe_machine(study)
-    steps = measured["num_steps"].astype("int64")
-    if (rounds <= 1).all():
-        bars = "95 % interval within one run; excludes run-to-run variation (hollow)"
-    else:
-        bars = "range of the run medians; hollow: one run, 95 % interval within it"
-    return (
-        f"median of {_span(steps.min(), steps.max())} steps, {_span(rounds[rounds > 0].min(), rounds.max())} "
-        f"{'round' if rounds.max() == 1 else 'rounds'} · bars: {bars}\n{describe_machine(study)}"
-    )
-
-
-def describe_throughput(study: Study) -> str:
-    """What the points of a throughput picture are."""
-    rounds = study.cell_frame["num_rounds"].astype("int64")
-    measured = study.cell_frame[rounds > 0]
-    if measured.empty:
-        return describe_machine(study)
-    steps = measured["num_steps"].astype("int64")
-    text = f"samples over wall time of the same {_span(steps.min(), steps.max())} steps · no interval"
-    return f"{text}\n{describe_machine(study)}"
-
-
-def _span(low: float, high: float) -> str:
-    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+    curve = Curve(value="ratio", low=None, high=None, y_label="speed-up", is_log=False)
+    note = "baseline's median time / series' median time for the same samples, all else equal · no interval"
+    return _plot_curves(study, frame, curve, f"Speed-up over {baseline}", f"{note}\n{describe_machine(study)}")
 
 
 # ---- drawing ----
@@ -161,18 +107,18 @@ def _plot_curves(
     recommendations: Sequence[Recommendation] = (),
     guide: bool = False,
 ) -> Figure:
-    series = [label for label in study.series if label in set(frame["series"])]
-    if len(series) > MAX_SERIES:
-        note += f"\nfirst {MAX_SERIES} of {len(series)} series; all of them in cells.csv"
-    styles = series_styles(series)
+    is_categorical = study.x_axis is None
+    styles, hidden = _choose_styles(study, list(dict.fromkeys(frame["series"])))
+    if hidden:
+        note += f"\nfirst {len(styles)} of {len(styles) + hidden} series; all of them in cells.csv"
     axis_title = study.x_axis.title if study.x_axis else study.series_title
     with theme():
-        figure = new_figure(7.2, 4.5)
+        figure = new_figure(7.2, 4.5 + _extra_height(list(styles)))
         axes = figure.add_subplot()
-        _scale_x(axes, study, frame)
+        scale_x(axes, study, frame)
         for label, style in styles.items():
-            _draw_series(axes, frame[frame["series"] == label], label, style, curve, study.x_axis is not None)
-        _scale_y(axes, frame, curve)
+            _draw_series(axes, frame[frame["series"] == label], label, style, curve, is_categorical)
+        scale_y(axes, frame, curve, _count_failure_rows(frame, styles), is_categorical or not curve.is_log)
         if curve.value == "ratio":
             axes.axhline(1, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
         if guide and study.x_axis is not None and study.x_axis.name == "batch_size":
@@ -192,15 +138,37 @@ def _plot_curves(
         _mark_failures(axes, frame, styles)
         axes.set_xlabel(axis_title + (" [samples]" if axis_title == "batch size" else ""))
         axes.set_ylabel(curve.y_label)
-        _add_legend(axes, list(styles), study)
-        over = f" against {axis_title}" if axis_title else ""
-        add_title(figure, axes, title + over, note)
+        _add_legend(figure, axes, list(styles), study)
+        over = f" against {axis_title}" if axis_title and curve.value != "ratio" else ""
+        add_title(figure, title + over, note)
     return figure
 
 
-def _draw_series(axes: Axes, cells: pd.DataFrame, label: str, style: SeriesStyle, curve: Curve, join: bool) -> None:
+def _choose_styles(study: Study, drawn: Sequence[str]) -> tuple[dict[str, SeriesStyle], int]:
+    """A style for each series that is drawn, the same in every picture of a study, and how many find no room.
+
+    On a categorical axis each series has a place of its own and needs no style of its own.
+    """
+    if study.x_axis is None:
+        (style,) = series_styles(["any"]).values()
+        return dict.fromkeys(drawn, style), 0
+    labels = study.series if len(study.series) <= MAX_SERIES else [label for label in study.series if label in drawn]
+    styles = {label: style for label, style in series_styles(labels).items() if label in drawn}
+    return styles, len(drawn) - len(styles)
+
+
+def _extra_height(labels: Sequence[str]) -> float:
+    """Inches for a legend below the axes that is longer than three rows."""
+    return 0.17 * max(0, len(labels) - 2) if max((len(label) for label in labels), default=0) > MAX_SIDE_LABEL else 0.0
+
+
+def _draw_series(
+    axes: Axes, cells: pd.DataFrame, label: str, style: SeriesStyle, curve: Curve, is_categorical: bool
+) -> None:
     points = cells[cells[curve.value].notna()].sort_values("x", kind="stable")
-    if join:
+    if is_categorical:
+        axes.bar(points["x"], points[curve.value], width=0.6, color=style.colour, alpha=0.35, zorder=2)
+    else:
         sns.lineplot(
             data=points,
             x="x",
@@ -237,7 +205,7 @@ def _draw_series(axes: Axes, cells: pd.DataFrame, label: str, style: SeriesStyle
         [],
         marker=style.marker,
         color=style.colour,
-        linestyle=style.line if join else "none",
+        linestyle="none" if is_categorical else style.line,
         markerfacecolor="white" if (rounds <= 1).all() else style.colour,
         markeredgewidth=1.3,
         markersize=5.5,
@@ -245,74 +213,17 @@ def _draw_series(axes: Axes, cells: pd.DataFrame, label: str, style: SeriesStyle
     )
 
 
-def _scale_x(axes: Axes, study: Study, frame: pd.DataFrame) -> None:
-    """The real values as ticks: log2 where all are positive and far apart, else linear; names where nothing is numeric."""
-    ticks = sorted(frame["x"].unique())
-    if study.x_axis is None:
-        names = list(dict.fromkeys(frame["series"]))
-        axes.set_xticks(range(len(names)), names)
-        if len("".join(names)) > 60:
-            axes.tick_params(axis="x", rotation=30)
-            for text in axes.get_xticklabels():
-                text.set_horizontalalignment("right")
-                text.set_rotation_mode("anchor")
-        axes.set_xlim(-0.5, len(names) - 0.5)
-        return
-    if ticks[0] > 0 and (study.x_axis.name == "batch_size" or ticks[-1] / ticks[0] >= 4):
-        axes.set_xscale("log", base=2)
-        margin = max(0.06 * np.log2(ticks[-1] / ticks[0]), 0.15)
-        axes.set_xlim(ticks[0] * 2**-margin, ticks[-1] * 2**margin)
-    else:
-        margin = 0.06 * (ticks[-1] - ticks[0]) or 0.5
-        axes.set_xlim(ticks[0] - margin, ticks[-1] + margin)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if value < 1e6 else f"{value:,.0f}"))
-    if len(ticks) > 12:
-        axes.tick_params(axis="x", rotation=45)
-
-
-def _scale_y(axes: Axes, frame: pd.DataFrame, curve: Curve) -> None:
-    names = [name for name in (curve.value, curve.low, curve.high) if name]
-    values = frame[names].to_numpy(dtype="float64").ravel()
-    values = values[np.isfinite(values) & (values > 0)]
-    if not len(values):
-        axes.set_yticks([])
-        axes.set_ylim(0, 1)
-        return
-    low, high = float(values.min()), float(values.max())
-    if not curve.is_log:
-        axes.set_ylim(0, max(high, 1.0 if curve.value == "ratio" else 0) * 1.18)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        return
-    axes.set_yscale("log", base=2)
-    octaves = np.log2(high / low)
-    pad = max(0.08 * octaves, 0.12) if octaves >= 1 else (1.2 - octaves) / 2
-    low, high = low * 2**-pad, high * 2 ** (pad + 0.1)
-    axes.set_ylim(low, high)
-    if np.log2(high / low) >= 2.5:
-        exponents = np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1)
-        stride = max(1, int(np.ceil(len(exponents) / 9)))
-        ticks = [2.0**exponent for exponent in exponents[::stride]]
-    else:
-        ticks = [tick for tick in MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-    axes.yaxis.set_major_locator(FixedLocator(ticks))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-
-
 def _draw_guide(axes: Axes, frame: pd.DataFrame, curve: Curve) -> None:
     """A dotted line of slope 1, on which a batch twice as large takes twice as long; it leaves the limits alone."""
     points = frame[frame[curve.value].notna()]
     if points["x"].nunique() < 2:
         return
-    last = points.loc[points["x"].idxmax()]
+    first = points.loc[points["x"].idxmin()]
     x = np.array(axes.get_xlim())
     limits = axes.get_ylim()
     axes.plot(
         x,
-        last[curve.value] * x / last["x"],
+        first[curve.value] * x / first["x"],
         color="0.55",
         linestyle=":",
         linewidth=1,
@@ -323,12 +234,17 @@ def _draw_guide(axes: Axes, frame: pd.DataFrame, curve: Curve) -> None:
     axes.set_ylim(*limits)
 
 
+def _count_failure_rows(frame: pd.DataFrame, styles: dict[str, SeriesStyle]) -> int:
+    failed = frame[(frame["status"] != "ok") & frame["series"].isin(list(styles))]
+    return int(failed.groupby("x").size().max()) if len(failed) else 0
+
+
 def _mark_failures(axes: Axes, frame: pd.DataFrame, styles: dict[str, SeriesStyle]) -> None:
     """A × at the top edge for each cell without numbers, in its series' colour, with the word for what happened."""
     failed = frame[(frame["status"] != "ok") & frame["series"].isin(list(styles))]
     for x, group in failed.groupby("x"):
         for row, (label, status) in enumerate(zip(group["series"], group["status"], strict=True)):
-            height = 0.97 - 0.055 * row
+            height = 1 - FAILURE_ROW_FRACTION * (row + 0.5)
             axes.plot(
                 x,
                 height,
@@ -354,19 +270,17 @@ def _mark_failures(axes: Axes, frame: pd.DataFrame, styles: dict[str, SeriesStyl
             )
 
 
-def _add_legend(axes: Axes, labels: Sequence[str], study: Study) -> None:
+def _add_legend(figure: Figure, axes: Axes, labels: Sequence[str], study: Study) -> None:
     """Beside the axes where labels are short, below them where they are long; none for a single unnamed series."""
     handles, names = axes.get_legend_handles_labels()
     kept = [(h, n) for h, n in zip(handles, names, strict=True) if n != ALL_CELLS and (study.x_axis or n not in labels)]
     if not kept:
         return
     title = study.series_title if study.x_axis and any(n in labels for _, n in kept) else None
-    if max(len(name) for _, name in kept) <= 28:
-        placement: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+    longest = max(len(name) for _, name in kept)
+    style: dict[str, Any] = {"title": title, "alignment": "left", "fontsize": "small", "title_fontsize": "small"}
+    if longest <= MAX_SIDE_LABEL:
+        axes.legend(*zip(*kept, strict=True), loc="upper left", bbox_to_anchor=(1.01, 1.0), **style)
     else:
-        placement = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.15), "ncols": 1 if len(kept) < 3 else 2}
-    axes.legend(
-        *zip(*kept, strict=True), title=title, alignment="left", fontsize="small", title_fontsize="small", **placement
-    )
-
-
+        columns = max(1, int(figure.get_figwidth() / (0.6 + 0.075 * longest)))
+        figure.legend(*zip(*kept, strict=True), loc="outside lower left", ncols=columns, **style)

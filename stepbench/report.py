@@ -13,9 +13,10 @@ from rich.table import Table as RichTable
 from stepbench import advice, answers, axes, units
 from stepbench.answers import Answer, Table
 from stepbench.cell_summary import four_way_means
+from stepbench.cells import read_cell
 from stepbench.record import CONFIG_FILE, TIMING_RESULTS_FILE, TIMING_SUMMARY_FILE, Distribution, RunSummary
 from stepbench.statistics import spread
-from stepbench.study import Study, read_cell
+from stepbench.study import Study
 
 CELL_FILES = (
     TIMING_SUMMARY_FILE,
@@ -38,7 +39,7 @@ def make_console() -> Console:
 
 
 def print_run(cell_dir: Path, console: Console | None = None) -> None:
-    """Print a run's summary: the answer, the phases, the throughput, what ran other than asked, and where the files lie."""
+    """Print a run's summary: the answer, the phases, the throughput, what ran other than asked, where the files lie."""
     console = console or make_console()
     cell, skipped = read_cell(cell_dir, cell_dir, cell_dir.name)
     for warning in skipped:
@@ -144,7 +145,9 @@ def _print_table(console: Console, table: Table) -> None:
         width = Measurement.get(console, console.options.update(max_width=10_000), rich_table).maximum
         if width <= console.width:
             break
-    console.print(rich_table, width=max(width, 1), crop=False, no_wrap=True, soft_wrap=width > console.width)
+    original, console.width = console.width, max(console.width, width)
+    console.print(rich_table)
+    console.width = original
 
 
 def _fill_table(table: Table, dropped: Sequence[str]) -> RichTable:
@@ -157,7 +160,7 @@ def _fill_table(table: Table, dropped: Sequence[str]) -> RichTable:
 
 
 def _new_table(headings: Sequence[str], num_names: int) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="left" if i < num_names else "right", no_wrap=True)
     return table
@@ -200,5 +203,3 @@ def _markdown_table(table: Table) -> list[str]:
 
 def _escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-

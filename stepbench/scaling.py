@@ -1,10 +1,11 @@
-"""What changes with the batch size and between series, without any model: doubling cost, speed-up, recommended batch."""
+"""What changes with batch size and between series, without any model: doubling cost, speed-up, recommended batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pandas as pd
 
@@ -33,7 +34,7 @@ class Doubling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedUp:
-    """Baseline's time over this series' time for the same samples, all else equal. `x` is None without a numeric axis."""
+    """Baseline's time over this series' time for the same samples, all else equal; `x` None without a numeric axis."""
 
     series: str
     baseline: str
@@ -55,7 +56,8 @@ class Recommendation:
 
 def measured(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells that have a step time."""
-    return cells[cells["median_step_s"].notna()]
+    frame: pd.DataFrame = cells[cells["median_step_s"].notna()]
+    return frame
 
 
 def find_doublings(cells: pd.DataFrame) -> tuple[Doubling, ...]:
@@ -64,7 +66,7 @@ def find_doublings(cells: pd.DataFrame) -> tuple[Doubling, ...]:
     for series, group in measured(cells).groupby("series", sort=False):
         times = group.groupby("batch_size")["median_step_s"].median().sort_index()
         sizes = [int(size) for size in times.index]
-        for size, larger in zip(sizes, sizes[1:], strict=False):
+        for size, larger in pairwise(sizes):
             time_ratio = float(times[larger] / times[size])
             doublings_between = math.log2(larger / size)
             exponent = math.log2(time_ratio) / doublings_between
@@ -81,27 +83,38 @@ def find_doublings(cells: pd.DataFrame) -> tuple[Doubling, ...]:
     return tuple(doublings)
 
 
-def find_speed_ups(cells: pd.DataFrame, x_column: str | None, series: Sequence[str]) -> tuple[SpeedUp, ...]:
-    """Each series' speed over the first series that was measured, at equal x, per sample where steps differ in size."""
+def find_speed_ups(cells: pd.DataFrame, compared: str, others: Sequence[str], x: str | None) -> tuple[SpeedUp, ...]:
+    """Speed over the baseline, all else equal: the first measured value of the column `compared` is the baseline.
+
+    Cells are compared that share the columns `others` and, where there is one, the numeric column `x`. The times are
+    per sample, so that steps of different size compare.
+    """
     frame = measured(cells)
-    order = [label for label in series if label in set(frame["series"])]
-    if len(order) < 2:
+    if frame.empty:
         return ()
-    sample_s = frame["median_step_s"] / frame["samples_per_step"].astype("float64")
-    x = frame[x_column].astype("float64") if x_column else pd.Series(0.0, index=frame.index)
-    table = pd.DataFrame({"series": frame["series"], "x": x, "sample_s": sample_s})
-    per_point = table.groupby(["series", "x"])["sample_s"].median()
-    return tuple(
-        SpeedUp(
-            series=label,
-            baseline=order[0],
-            x=float(point) if x_column else None,
-            ratio=float(per_point[order[0], point] / per_point[label, point]),
-        )
-        for label in order[1:]
-        for point in sorted(table.loc[table["series"] == label, "x"].unique())
-        if (order[0], point) in per_point.index
+    first = frame[compared].astype(str).iloc[0]
+    names = [*others, *([x] if x else [])]
+    keys = list(zip(*(frame[name].astype(str) for name in names), strict=True)) if names else [()] * len(frame)
+    table = pd.DataFrame(
+        {
+            "key": pd.Series(keys, index=frame.index, dtype="object"),
+            "is_baseline": frame[compared].astype(str) == first,
+            "series": frame["series"],
+            "x": frame[x].astype("float64") if x else 0.0,
+            "sample_s": frame["median_step_s"].astype("float64") / frame["samples_per_step"].astype("float64"),
+        }
     )
+    baselines = {
+        key: (str(group["series"].iloc[0]), float(group["sample_s"].median()))
+        for key, group in table[table["is_baseline"]].groupby("key")
+    }
+    speed_ups = []
+    for (series, point, key), group in table[~table["is_baseline"]].groupby(["series", "x", "key"], sort=False):
+        if key in baselines:
+            baseline, baseline_s = baselines[key]
+            ratio = baseline_s / float(group["sample_s"].median())
+            speed_ups.append(SpeedUp(series=str(series), baseline=baseline, x=float(point) if x else None, ratio=ratio))
+    return tuple(speed_ups)
 
 
 def recommend_batch_sizes(cells: pd.DataFrame) -> tuple[Recommendation, ...]:

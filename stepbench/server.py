@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import json
 import multiprocessing.util
 import os
@@ -36,6 +37,7 @@ def main() -> int:
     from stepbench import environment, worker  # noqa: F401  (imported here so that every fork has it)
 
     environment.static_environment()
+    gc.collect()  # here, once: a full collection in a worker would first have to copy every page of the imports
     with os.fdopen(requests_fd, encoding="utf-8") as requests, os.fdopen(replies_fd, "w", encoding="utf-8") as replies:
         _reply(replies, ready=True)
         for line in requests:

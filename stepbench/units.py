@@ -30,7 +30,7 @@ MICROSECONDS = DurationUnit(name="µs", per_s=1e6)
 
 
 def duration_unit(values_s: Iterable[float | None]) -> DurationUnit:
-    """The unit in which the middle one of these durations (in seconds) is at least 1; milliseconds where there is none."""
+    """The unit in which the middle one of these durations (in seconds) is at least 1; milliseconds without any."""
     known = sorted(value for value in values_s if value is not None and value > 0 and math.isfinite(value))
     if not known:
         return MILLISECONDS

@@ -7,7 +7,6 @@ command, `python -m stepbench.worker DIR` measures the request that lies in DIR.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import multiprocessing
 import sys
 import traceback
@@ -119,7 +118,6 @@ def _fit(request: RunRequest, run: _Run) -> None:
     run.timer = StepTimer(clock=clock, stop_rule=run.rule)
     run.trainer.callbacks.append(run.timer)  # type: ignore[attr-defined]
     run.build_s = monotonic_s() - build_started_s
-    gc.collect()
     run.fit_started_ns = clock.now()
     run.trainer.fit(run.model, datamodule=datamodule)
 

@@ -50,7 +50,9 @@ def make_spec(batch_size: int = 16, precision: str = "32", **changes: Any) -> Ru
     model = changes.pop("model", {"width": 64})
     data = changes.pop("data", {})
     model = model if isinstance(model, Component) else component("stepbench.models.AutoEncoder", model)
-    data = data if isinstance(data, Component) else component("stepbench.data.Images", {"batch_size": batch_size} | data)
+    data = (
+        data if isinstance(data, Component) else component("stepbench.data.Images", {"batch_size": batch_size} | data)
+    )
     return RunSpec(model=model, data=data, batch_size=batch_size, precision=precision, accelerator="cpu", **changes)
 
 

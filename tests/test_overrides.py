@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from stepbench.overrides import QuoteSweepParameters, quote_arguments, quote_choices
+from stepbench.overrides import QuoteSweepParameters, find_unquoted_choices, prepare_arguments, quote_choices
 
 GROUPS = frozenset({"precision", "model"})
 
@@ -35,9 +35,34 @@ def test_numeric_choices_of_groups_are_quoted_and_nothing_else(argument: str, qu
 def test_groups_of_the_users_directory_count(tmp_path: Path) -> None:
     (tmp_path / "depth").mkdir()
     arguments = ["--config-dir", str(tmp_path), "depth=18,50", "precision=32"]
-    assert quote_arguments(arguments) == ["--config-dir", str(tmp_path), "depth='18','50'", "precision='32'"]
-    assert quote_arguments([f"--config-dir={tmp_path}", "depth=18"])[1] == "depth='18'"
-    assert quote_arguments(["depth=18"]) == ["depth=18"]
+    assert prepare_arguments(arguments) == ["--config-dir", str(tmp_path), "depth='18','50'", "precision='32'"]
+    assert prepare_arguments([f"--config-dir={tmp_path}", "depth=18"])[1] == "depth='18'"
+    assert prepare_arguments(["depth=18"]) == ["depth=18"]
+
+
+def test_flags_may_stand_between_overrides() -> None:
+    typed = ["model=mine", "-m", "batch_size=8,16", "--config-dir", "my_conf", "precision=32"]
+    assert prepare_arguments(typed) == [
+        "-m",
+        "--config-dir",
+        "my_conf",
+        "model=mine",
+        "batch_size=8,16",
+        "precision='32'",
+    ]
+
+
+def test_an_unknown_flag_ends_with_hydra_s_usage() -> None:
+    with pytest.raises(SystemExit) as caught:
+        prepare_arguments(["--no-such-flag"])
+    assert caught.value.code == 2
+
+
+def test_unquoted_choices_in_files_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("defaults: [{override /precision: 32}, {model: mine}, _self_]\n")
+    (tmp_path / "b.yaml").write_text('defaults: [{override /precision: "32"}]\n')
+    (problem,) = find_unquoted_choices(["--config-dir", str(tmp_path)])
+    assert problem == f'{tmp_path}/a.yaml: override /precision: 32 in the defaults list; write it in quotes: "32"'
 
 
 def test_a_sweep_file_may_give_numbers_a_list_or_text() -> None:

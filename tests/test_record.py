@@ -156,5 +156,3 @@ def test_cells_are_found_in_numeric_order(tmp_path: Path) -> None:
         write_record(tmp_path / name, record())
     assert [cell.name for cell in find_cells(tmp_path)] == ["1", "2", "10"]
     assert find_cells(tmp_path / "2") == [tmp_path / "2"]
-
-

@@ -142,7 +142,10 @@ def test_a_fault_in_batch_7_keeps_the_batches_before_it(
 
 @pytest.mark.parametrize(
     ("fault", "wording"),
-    [("kill_itself", "the worker was killed by SIGKILL"), ("leave_quietly", "ended with exit code 0 and left no record")],
+    [
+        ("kill_itself", "the worker was killed by SIGKILL"),
+        ("leave_quietly", "ended with exit code 0 and left no record"),
+    ],
 )
 def test_a_worker_that_vanishes_leaves_a_record_that_names_its_log(
     measure: Measure, tmp_path: Path, fault: str, wording: str

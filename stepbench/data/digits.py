@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from stepbench.data.loading import LoaderSettings, build_train_loader
-from stepbench.models.arguments import choice_problem, integer_problem, raise_problems
+from stepbench.arguments import choice_problem, integer_problem, raise_problems
 
 # scikit-learn's pixels are whole numbers from 0 to 16.
 MAX_PIXEL = 16

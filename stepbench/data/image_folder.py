@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from stepbench.data.loading import LoaderSettings, build_train_loader
-from stepbench.models.arguments import choice_problem, integer_problem, raise_problems
+from stepbench.arguments import choice_problem, integer_problem, raise_problems
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Dataset
 
-from stepbench.models.arguments import integer_problem, number_problem, raise_problems
+from stepbench.arguments import integer_problem, number_problem, raise_problems
 
 
 class SizedDataset(Sized, Protocol):

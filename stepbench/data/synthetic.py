@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from stepbench.data.loading import LoaderSettings, build_train_loader
-from stepbench.models.arguments import integer_problem, raise_problems
+from stepbench.arguments import integer_problem, raise_problems
 
 # Small enough that 64 colour images of 224 x 224 take 37 MiB.
 POOL_SIZE = 64

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stepbench.models.arguments import integer_problem, number_problem, raise_problems
+from stepbench.arguments import integer_problem, number_problem, raise_problems
 
 
 class ResidualBlock(nn.Module):

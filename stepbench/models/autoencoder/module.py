@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import torch
 from torch.nn import functional as F
 
-from stepbench.models.arguments import integer_problem, number_problem, raise_problems
+from stepbench.arguments import integer_problem, number_problem, raise_problems
 from stepbench.models.autoencoder.model import Autoencoder
 
 

@@ -1,0 +1,157 @@
+"""Tidy frames of runs and cells: what the columns of `runs.csv` and `cells.csv` are, and how rounds become a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from stepbench.axes import Axis, Value, is_number, requested_column
+from stepbench.cells import Cell
+from stepbench.record import PHASES, EffectiveSettings, RunRecord, RunSummary
+
+
+def _requested(values: Mapping[str, Value], axes: Sequence[Axis]) -> dict[str, Value]:
+    names = dict.fromkeys([*(name for name in values if "." not in name), *(axis.name for axis in axes)])
+    shown = {axis.name for axis in axes} | (names.keys() - {"device", "sweep"})
+    return {requested_column(name): values.get(name) for name in names if name in shown}
+
+
+def _effective(record: RunRecord | None) -> dict[str, Value]:
+    effective = (record and record.effective) or EffectiveSettings()
+    return {f"effective_{field.name}": getattr(effective, field.name) for field in dataclasses.fields(effective)}
+
+
+def run_row(cell: Cell, record: RunRecord | None, values: Mapping[str, Value], axes: Sequence[Axis]) -> dict[str, Any]:
+    """A row of `runs.csv`; a cell that no run has visited has one without round and numbers."""
+    identity: dict[str, Any] = {
+        "cell": cell.name,
+        "round": None,
+        "attempt": None,
+        "status": cell.status,
+        "reason": cell.reason,
+    }
+    if record is not None:
+        identity |= {"round": record.request.round, "attempt": record.request.attempt}
+        identity |= {"status": record.status.value, "reason": record.reason}
+    outcome = {
+        "started_unix_s": record and record.started_unix_s,
+        "wall_s": record and record.wall_s,
+        "peak_host_memory_bytes": record and record.peak_host_memory_bytes,
+        "peak_device_memory_bytes": record and record.peak_device_memory_bytes,
+        "num_parameters": record and record.num_parameters,
+        "spec_hash": record and record.spec_hash,
+    }
+    return (
+        identity
+        | _requested(values, axes)
+        | _effective(record)
+        | summary_columns(record.summary if record else None)
+        | outcome
+    )
+
+
+def summary_columns(summary: RunSummary | None) -> dict[str, Any]:
+    """A run's summary as columns, all None without one. Per step, `data_s` is the median and `data_mean_s` the mean."""
+    step, interval = (summary.step, summary.step_interval) if summary else (None, None)
+    phases = {phase.phase: phase for phase in summary.phases} if summary else {}
+    return {
+        "median_step_s": step and step.median_s,
+        "mean_step_s": step and step.mean_s,
+        "step_low_s": interval and interval.low_s,
+        "step_high_s": interval and interval.high_s,
+        "interval_coverage": interval and interval.coverage,
+        "interval_basis": interval and interval.basis,
+        **{f"{name}_step_s": step and getattr(step, f"{name}_s") for name in ("min", "p5", "p25", "p75", "p95", "p99")},
+        "max_step_s": step and step.max_s,
+        "samples_per_s": summary and summary.samples_per_s,
+        **{f"{phase}_s": phases[phase].step.median_s if phase in phases else None for phase in PHASES},
+        **{f"{phase}_mean_s": phases[phase].step.mean_s if phase in phases else None for phase in PHASES},
+        **{f"{phase}_fraction": phases[phase].share_fraction if phase in phases else None for phase in PHASES},
+        "num_steps": summary and summary.num_steps,
+        "num_batches": summary and summary.num_batches,
+        "num_samples": summary and summary.num_samples,
+        "measured_s": summary and summary.measured_s,
+        "num_warmup_batches": summary and summary.num_warmup_batches,
+        "warmup_s": summary and summary.warmup_s,
+        "effective_sample_size": summary and summary.effective_sample_size,
+    }
+
+
+def cell_row(cell: Cell, values: Mapping[str, Value], axes: Sequence[Axis], series: str) -> dict[str, Any]:
+    """A row of `cells.csv`: a cell over its rounds."""
+    ok = cell.ok_records
+    identity = {"cell": cell.name, "series": series, "status": cell.status, "reason": cell.reason}
+    counts = {"num_rounds": len(ok), "num_runs": len(cell.records)}
+    memory = {
+        name: _median_known([getattr(record, name) for record in ok])
+        for name in ("peak_host_memory_bytes", "peak_device_memory_bytes")
+    }
+    return (
+        identity
+        | counts
+        | _requested(values, axes)
+        | _effective(cell.last_record)
+        | merge_summaries([record.summary for record in ok if record.summary])
+        | {"samples_per_step": _samples_per_step(cell)}
+        | {name: None if value is None else round(value) for name, value in memory.items()}
+    )
+
+
+def merge_summaries(summaries: Sequence[RunSummary]) -> dict[str, Any]:
+    """The summary columns of a cell: each the median over its rounds; counts of steps, samples and seconds are summed.
+
+    From two rounds on the interval is the range of the run medians, with the coverage of a range, 1 - 2^(1 - R).
+    """
+    rows = [summary_columns(summary) for summary in summaries]
+    if len(rows) < 2:
+        return rows[0] if rows else summary_columns(None)
+    merged: dict[str, Any] = {}
+    for name in rows[0]:
+        column = [row[name] for row in rows]
+        if name.startswith("num_") or name in ("measured_s", "warmup_s"):
+            merged[name] = None if None in column else sum(column)
+        elif not name.startswith("interval_"):
+            merged[name] = _median_known(column)
+    medians = [row["median_step_s"] for row in rows]
+    merged |= {"step_low_s": min(medians), "step_high_s": max(medians)}
+    merged |= {"interval_coverage": 1 - 2.0 ** (1 - len(rows)), "interval_basis": "rounds"}
+    return {name: merged[name] for name in rows[0]}
+
+
+def _median_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _samples_per_step(cell: Cell) -> int:
+    """Samples of a whole step over all devices, by the settings that ran; a ragged last batch is not the rule."""
+    spec, record = cell.request.spec, cell.last_record
+    effective = (record and record.effective) or EffectiveSettings()
+    micro_batches = effective.accumulate_grad_batches or spec.accumulate_grad_batches
+    return (effective.batch_size or spec.batch_size) * micro_batches * (effective.num_devices or spec.num_devices)
+
+
+def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a frame in which whole numbers stay whole where some are unknown."""
+    frame: pd.DataFrame = pd.DataFrame(list(rows))
+    for name in frame.columns:
+        known = [row[name] for row in rows if row[name] is not None]
+        if known and all(isinstance(value, int) and not isinstance(value, bool) for value in known):
+            frame[name] = frame[name].astype("Int64")
+        elif known and all(is_number(value) for value in known):
+            frame[name] = frame[name].astype("float64")
+    return frame
+
+
+def sort_cells(frame: pd.DataFrame, series: Sequence[str], x_axis: Axis | None) -> pd.DataFrame:
+    """Cells series by series, in the numeric order of x; equal ones keep the sweep's order."""
+    keys = pd.DataFrame({"series": [list(series).index(label) for label in frame["series"]]}, index=frame.index)
+    if x_axis is not None:
+        keys["x"] = frame[x_axis.column].astype("float64")
+    order = keys.sort_values(list(keys.columns), kind="stable").index
+    ordered: pd.DataFrame = frame.loc[order].reset_index(drop=True)
+    return ordered

@@ -1,0 +1,224 @@
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from studies import component, first_example, make_rows, make_spec, write_run, write_sweep
+
+from stepbench.aggregate import main, write_cell, write_study
+from stepbench.record import SCHEMA_VERSION, RunSpec, Status
+from stepbench.study import build_study
+
+CELL_PICTURES = ("batch_time_breakdown.png", "total_batch_time.png", "time_distribution_pie.png")
+
+
+def ten_ms(_: RunSpec) -> float:
+    return 0.010
+
+
+def axis_names(directory: Path) -> list[str]:
+    return [axis.name for axis in build_study([directory], directory).axes]
+
+
+def test_runs_csv_has_a_row_per_run_with_known_numbers(tmp_path: Path) -> None:
+    write_study([first_example(tmp_path)], tmp_path)
+    runs = pd.read_csv(tmp_path / "runs.csv", dtype={"requested_precision": str})
+    assert list(runs.columns[:5]) == ["cell", "round", "attempt", "status", "reason"]
+    assert len(runs) == 6
+    row = runs[(runs["requested_precision"] == "16-mixed") & (runs["batch_size"] == 32)].iloc[0]
+    assert row["effective_precision"] == "bf16-mixed"
+    assert row["median_step_s"] == pytest.approx(0.0125, rel=1e-3)
+    assert row["forward_s"] == pytest.approx(0.4 * row["median_step_s"], rel=1e-6)
+    assert row["forward_fraction"] == pytest.approx(0.4)
+    assert sum(row[f"{p}_fraction"] for p in ("data", "transfer", "forward", "backward", "optimizer", "other")) == (
+        pytest.approx(1)
+    )
+    assert row["samples_per_s"] == pytest.approx(32 / row["mean_step_s"], rel=1e-6)
+    assert row["num_steps"] == 30
+    assert row["peak_host_memory_bytes"] == 700 * 1024**2
+
+
+def test_two_aggregations_give_the_same_bytes(tmp_path: Path) -> None:
+    sweep = first_example(tmp_path / "sweep")
+    for out in ("a", "b"):
+        write_study([sweep], tmp_path / out)
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert {"runs.csv", "cells.csv", "report.md", "step_time.svg", "phases.svg", "speedup.svg"} <= set(names)
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_cells_are_in_numeric_order_within_series_of_first_appearance(tmp_path: Path) -> None:
+    specs = [make_spec(batch, p) for batch in (128, 16, 32) for p in ("bf16-mixed", "32")]
+    study = build_study([write_sweep(tmp_path, specs, ten_ms)], tmp_path)
+    assert study.series == ("bf16-mixed", "32")
+    assert list(study.cell_frame["batch_size"]) == [16, 32, 128] * 2
+    assert next(axis.values for axis in study.axes if axis.name == "batch_size") == (16, 32, 128)
+
+
+def test_axis_that_only_relabels_another_is_dropped(tmp_path: Path) -> None:
+    assert axis_names(first_example(tmp_path)) == ["batch_size", "precision"]
+
+
+def test_arguments_that_come_with_the_model_are_no_axes_of_their_own(tmp_path: Path) -> None:
+    models = [component("a.Wide", {"width": 9}), component("a.Deep", {"depth": 3}), component("a.Thin", {"depth": 3})]
+    assert axis_names(write_sweep(tmp_path, [make_spec(model=model) for model in models], ten_ms)) == ["model"]
+
+
+def test_nested_arguments_that_vary_are_axes(tmp_path: Path) -> None:
+    specs = [make_spec(16, model={"net": {"width": w}}, data={"num_workers": n}) for w in (8, 64) for n in (0, 4)]
+    assert axis_names(write_sweep(tmp_path, specs, ten_ms)) == ["model.net.width", "data.num_workers"]
+
+
+def test_chosen_option_labels_the_model(tmp_path: Path) -> None:
+    for i, choice in enumerate(("autoencoder", "mlp")):
+        spec = make_spec(model=component(f"stepbench.models.Class{i}"))
+        write_run(tmp_path / str(i), spec, make_rows(0.01), choices={"model": choice})
+    assert build_study([tmp_path], tmp_path).series == ("autoencoder", "mlp")
+
+
+def test_one_option_name_for_two_models_falls_back_to_their_targets(tmp_path: Path) -> None:
+    for i in range(2):
+        spec = make_spec(model=component(f"mine.Net{i}"))
+        write_run(tmp_path / str(i), spec, make_rows(0.01), choices={"model": "custom"})
+    assert build_study([tmp_path], tmp_path).series == ("mine.Net0", "mine.Net1")
+
+
+@pytest.mark.parametrize(
+    ("requested", "effective", "label"),
+    [
+        ("16-mixed", "bf16-mixed", "16-mixed (ran as bf16-mixed)"),
+        ("32", "32-true", "32"),
+        ("16", "16-mixed", "16"),
+        ("bf16", "bf16-mixed", "bf16"),
+        ("64", "64-true", "64"),
+        ("16-true", "bf16-true", "16-true (ran as bf16-true)"),
+    ],
+)
+def test_label_shows_what_ran_but_not_a_mere_spelling(
+    tmp_path: Path, requested: str, effective: str, label: str
+) -> None:
+    write_run(tmp_path / "0", make_spec(precision="bf16-true"), make_rows(0.01))
+    write_run(tmp_path / "1", make_spec(precision=requested), make_rows(0.01), effective={"precision": effective})
+    assert build_study([tmp_path], tmp_path).series == ("bf16-true", label)
+
+
+def test_failed_cell_shares_the_series_of_those_that_ran(tmp_path: Path) -> None:
+    specs = [make_spec(batch, p) for p in ("32", "16-mixed") for batch in (16, 32)]
+    study = build_study([write_sweep(tmp_path, specs, ten_ms, {3: (Status.OOM, "out of memory")})], tmp_path)
+    assert study.series == ("32", "16-mixed (ran as bf16-mixed)")
+
+
+def test_failed_runs_are_in_both_tables_with_status_and_reason(tmp_path: Path) -> None:
+    specs = [make_spec(batch) for batch in (16, 32)]
+    write_study([write_sweep(tmp_path, specs, ten_ms, {1: (Status.OOM, "out of memory")})], tmp_path)
+    for name in ("runs.csv", "cells.csv"):
+        row = pd.read_csv(tmp_path / name).iloc[1]
+        assert (row["status"], row["reason"], row["batch_size"]) == ("oom", "out of memory", 32)
+        assert pd.isna(row["median_step_s"])
+
+
+def test_unreadable_and_newer_records_are_skipped_with_a_warning_that_names_them(tmp_path: Path) -> None:
+    sweep = first_example(tmp_path)
+    (sweep / "1" / "records" / "0.0.json").write_text("{")
+    newer = sweep / "2" / "records" / "0.0.json"
+    newer.write_text(json.dumps(json.loads(newer.read_text()) | {"schema_version": SCHEMA_VERSION + 1}))
+    with pytest.warns(UserWarning, match=r"1/records/0\.0\.json") as caught:
+        study = write_study([sweep], tmp_path / "out")
+    assert any("schema_version" in str(warning.message) for warning in caught)
+    assert len(study.cells) == 4
+    assert "1/records/0.0.json" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_planned_cell_that_never_ran_is_named(tmp_path: Path) -> None:
+    sweep = first_example(tmp_path)
+    plan = {"cells": [{"directory": "0", "label": "a"}, {"directory": "6", "label": "batch_size=256"}]}
+    (sweep / "sweep.json").write_text(json.dumps(plan))
+    (warning,) = build_study([sweep], sweep).warnings
+    assert "batch_size=256" in warning
+
+
+def test_cell_over_rounds_is_the_median_of_its_run_medians(tmp_path: Path) -> None:
+    for round_, step_s in enumerate((0.010, 0.030, 0.012)):
+        write_run(tmp_path / "0", make_spec(), make_rows(step_s), round_=round_)
+    study = write_study([tmp_path], tmp_path)
+    (cell,) = study.cell_frame.to_dict("records")
+    assert (cell["num_rounds"], cell["median_step_s"]) == (3, pytest.approx(0.012))
+    assert (cell["step_low_s"], cell["step_high_s"]) == (pytest.approx(0.010), pytest.approx(0.030))
+    assert (cell["interval_basis"], cell["interval_coverage"]) == ("rounds", 0.75)
+    write_cell(tmp_path / "0")
+    assert yaml.safe_load((tmp_path / "0" / "timing_summary.yaml").read_text())["rounds"] == 3
+
+
+def test_several_sweeps_keep_their_cells_apart(tmp_path: Path) -> None:
+    first = write_sweep(tmp_path / "a", [make_spec(16), make_spec(32)], ten_ms)
+    second = write_sweep(tmp_path / "b", [make_spec(16), make_spec(32)], lambda _: 0.02, host="lab-2")
+    study = build_study([first, second], tmp_path)
+    assert set(study.cell_frame["cell"]) == {"a/0", "a/1", "b/0", "b/1"}
+    assert [axis.name for axis in study.axes] == ["batch_size", "host"]
+    again = build_study([first, write_sweep(tmp_path / "c", [make_spec(16)], ten_ms)], tmp_path)
+    assert [axis.name for axis in again.axes] == ["batch_size", "sweep"]
+
+
+def test_cell_gets_its_summary_and_three_pictures(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(precision="16-mixed"), make_rows(0.010, noise=0.1))
+    write_cell(tmp_path)
+    assert all((tmp_path / name).stat().st_size > 5000 for name in CELL_PICTURES)
+    summary = yaml.safe_load((tmp_path / "timing_summary.yaml").read_text())
+    assert summary["status"] == "ok"
+    assert summary["findings"] == ["most time goes to forward (40 % of the step)"]
+    assert summary["settings"]["ran_differently"] == {"precision": "requested 16-mixed, ran bf16-mixed"}
+    assert summary["phases"]["forward"]["share_fraction"] == pytest.approx(0.4)
+    assert summary["four_way_view"]["other"]["share_fraction"] == pytest.approx(0.18)
+    assert sum(view["share_fraction"] for view in summary["four_way_view"].values()) == pytest.approx(1)
+    assert summary["warmup"]["num_batches"] == 5
+    assert summary["timed"]["num_steps"] == 30
+
+
+def test_failed_cell_gets_a_summary_and_no_pictures(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), status=Status.TIMEOUT, reason="too slow")
+    write_cell(tmp_path)
+    summary = yaml.safe_load((tmp_path / "timing_summary.yaml").read_text())
+    assert (summary["status"], summary["reason"]) == ("timeout", "too slow")
+    assert not any((tmp_path / name).exists() for name in CELL_PICTURES)
+
+
+def test_cell_without_raw_rows_keeps_its_summary_and_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), make_rows(0.01))
+    (tmp_path / "timing_results.csv").unlink()
+    with pytest.warns(UserWarning, match=r"timing_results\.csv"):
+        write_cell(tmp_path)
+    assert (tmp_path / "timing_summary.yaml").exists()
+
+
+def test_command_line_ends_with_2_and_one_line_where_there_is_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "missing")]) == 2
+    assert capsys.readouterr().err == f"stepbench-aggregate: no such directory: {tmp_path / 'missing'}\n"
+    assert main([str(tmp_path)]) == 2
+    assert "no stepbench record" in capsys.readouterr().err
+
+
+def test_command_line_aggregates_into_another_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = write_sweep(tmp_path / "sweep", [make_spec(16)], ten_ms)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main([str(sweep), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "report.md").exists()
+    assert (sweep / "0" / "timing_summary.yaml").exists()
+    assert not (sweep / "report.md").exists()
+    assert "1 cell planned, 1 measured" in capsys.readouterr().out
+
+
+def test_report_side_imports_nothing_that_trains() -> None:
+    code = (
+        "import sys; import stepbench.aggregate, stepbench.report; "
+        "print(sorted({'torch', 'lightning', 'hydra', 'omegaconf'} & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,131 @@
+"""Which module may import which, and who alone reads a clock: held over the syntax trees of the package."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "stepbench"
+
+LAYERS = {
+    # Each module with the modules of the package that it may import; deeper packages count by their first part.
+    "__init__": set(),
+    "record": set(),
+    "clock": set(),
+    "units": set(),
+    "timing": {"record"},
+    "statistics": {"record"},
+    "protocol": {"record", "timing"},
+    "arguments": set(),
+    "models": {"arguments", "models"},
+    "data": {"arguments", "data"},
+    "device": set(),
+    "environment": {"record", ""},
+    "user_code": {"record"},
+    "callback": {"clock", "record", "timing"},
+    "worker": {
+        "callback", "clock", "device", "environment", "protocol", "record", "statistics", "user_code",
+    },
+    "server": {"environment", "worker"},
+    "launcher": {"clock"},
+    "settings": {"clock", "record"},
+    "overrides": {"settings"},
+    "sweep": {"clock", "launcher", "record", "units", ""},
+    "__main__": {"aggregate", "launcher", "overrides", "report", "settings", "sweep"},
+}  # fmt: skip
+
+REPORT_SIDE = {"aggregate", "report", "study", "plots", "scaling", "advice", "units", "statistics", "record"}
+RUN_SIDE = set(LAYERS) - REPORT_SIDE - {"__main__", "__init__"}
+HEAVY = {"torch", "lightning", "hydra", "omegaconf"}
+DRAWING = {"pandas", "seaborn", "matplotlib", "rich"}
+
+
+def module_name(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, at its top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "stepbench":
+                found |= {f"stepbench.{alias.name}" for alias in node.names}
+                found.discard("stepbench")
+    return found
+
+
+def own_imports(path: Path) -> set[str]:
+    names = {name.removeprefix("stepbench").lstrip(".").partition(".")[0] for name in imports(path) if is_own(name)}
+    return names
+
+
+def is_own(name: str) -> bool:
+    return name.partition(".")[0] == "stepbench"
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    name = module_name(path)
+    if name in LAYERS:
+        assert own_imports(path) <= LAYERS[name]
+    else:  # the report side: among itself, and on what the records need
+        run_side_only = RUN_SIDE - REPORT_SIDE
+        assert not own_imports(path) & run_side_only
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_report_side_needs_no_torch_and_run_side_draws_nothing(path: Path) -> None:
+    outside = {name.partition(".")[0] for name in imports(path)}
+    name = module_name(path)
+    if name in RUN_SIDE or name == "__main__":
+        assert not outside & DRAWING
+    if name not in RUN_SIDE and name != "__main__":
+        assert not outside & HEAVY
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_clock_module_reads_a_clock_or_synchronizes(path: Path) -> None:
+    if module_name(path) == "clock":
+        return
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            assert {alias.name for alias in node.names} <= {"sleep"}
+        if isinstance(node, ast.Import):
+            assert not {alias.name for alias in node.names} & {"time", "timeit"}
+        assert not (isinstance(node, ast.Attribute) and node.attr == "synchronize")
+
+
+def test_workloads_know_nothing_of_timing() -> None:
+    for path in FILES:
+        if module_name(path) in ("models", "data"):
+            assert own_imports(path) <= {"arguments", "models", "data"}
+
+
+@pytest.mark.parametrize("module", ["stepbench.__main__", "stepbench.aggregate", "stepbench.report"])
+def test_the_parent_imports_neither_torch_nor_lightning(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = {'torch', 'lightning', 'pytorch_lightning', 'torchmetrics'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_command_line_imports_nothing_that_draws() -> None:
+    code = (
+        "import sys, stepbench.__main__\n"
+        "assert not {'pandas', 'seaborn', 'matplotlib', 'scipy', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,211 @@
+import math
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from studies import first_example, make_rows, make_spec, write_run, write_sweep
+
+from stepbench import phase_plots, plots
+from stepbench.aggregate import write_cell
+from stepbench.cell_plots import CellLabels, plot_batch_breakdown, plot_distribution, plot_total_time, robust_limit
+from stepbench.plot_style import PHASE_COLOURS, PHASE_HATCHES, save_figure, series_styles
+from stepbench.record import PHASES, RunSpec, Status
+from stepbench.study import Study, build_study
+
+LABELS = CellLabels(
+    title="autoencoder, batch 16, 32",
+    note="one round",
+    median_step_s=0.01,
+    low_s=0.0099,
+    high_s=0.0101,
+    interval_name="interval",
+    batches_per_step=1,
+)
+
+
+def texts(figure: Figure) -> str:
+    found = [text.get_text() for text in figure.findobj(match=lambda artist: hasattr(artist, "get_text"))]
+    return "\n".join(" ".join(text.split()) for text in found)
+
+
+def tick_labels(figure: Figure) -> list[str]:
+    figure.draw_without_rendering()
+    return [label.get_text() for label in figure.axes[0].get_xticklabels()]
+
+
+def study_of(directory: Path, specs: list[RunSpec], failures: dict[int, tuple[Status, str]] | None = None) -> Study:
+    write_sweep(directory, specs, lambda spec: 0.001 * math.sqrt(spec.batch_size), failures, noise=0.1)
+    return build_study([directory], directory)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Study:
+    return build_study([first_example(tmp_path)], tmp_path)
+
+
+def test_step_time_has_the_real_sizes_as_ticks_on_a_binary_axis(example: Study) -> None:
+    figure = plots.plot_step_time(example)
+    axes = figure.axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert tick_labels(figure) == ["16", "32", "128"]
+    assert axes.get_ylabel() == "step time [ms]"
+
+
+def test_labels_show_what_ran(example: Study) -> None:
+    for draw in (plots.plot_step_time, plots.plot_throughput, phase_plots.plot_phases):
+        assert "16-mixed (ran as bf16-mixed)" in texts(draw(example))
+
+
+def test_points_of_one_round_are_hollow_and_the_note_says_why(example: Study) -> None:
+    figure = plots.plot_step_time(example)
+    assert "excludes run-to-run variation" in texts(figure)
+    markers = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 3]
+    assert markers[-1].get_markerfacecolor() == "white"
+
+
+def test_intervals_are_drawn_from_the_summary(example: Study) -> None:
+    axes = plots.plot_step_time(example).axes[0]
+    first = example.cell_frame.iloc[0]
+    segments = [segment for bars in axes.containers for segment in bars.lines[2][0].get_segments()]
+    lows = [segment[0][1] for segment in segments if segment[0][0] == 16]
+    assert first["step_low_s"] * 1000 == pytest.approx(lows[0])
+
+
+def test_throughput_starts_at_zero_and_rings_the_recommended_batch(example: Study) -> None:
+    axes = plots.plot_throughput(example).axes[0]
+    assert axes.get_ylim()[0] == 0
+    rings = [line.get_xdata()[0] for line in axes.lines if line.get_markersize() == 13]
+    assert rings == [item.batch_size for item in example.recommendations]
+
+
+def test_failed_cells_are_marked_with_their_status(tmp_path: Path) -> None:
+    specs = [make_spec(batch) for batch in (16, 32, 64)]
+    study = study_of(tmp_path, specs, {2: (Status.OOM, "out of memory")})
+    for draw in (plots.plot_step_time, plots.plot_throughput, phase_plots.plot_phases):
+        assert "oom" in texts(draw(study))
+    assert tick_labels(plots.plot_step_time(study)) == ["16", "32", "64"]
+
+
+def test_another_numeric_axis_serves_where_batch_size_does_not_vary(tmp_path: Path) -> None:
+    study = study_of(tmp_path, [make_spec(16, data={"num_workers": n}) for n in (8, 0, 2)])
+    figure = plots.plot_step_time(study)
+    assert tick_labels(figure) == ["0", "2", "8"]
+    assert figure.axes[0].get_xlabel() == "num workers"
+
+
+def test_categories_are_bars_from_zero(tmp_path: Path) -> None:
+    study = study_of(tmp_path, [make_spec(16, precision) for precision in ("32", "bf16-mixed", "64")])
+    figure = plots.plot_step_time(study)
+    assert figure.axes[0].get_ylim()[0] == 0
+    assert tick_labels(figure) == ["32", "bf16-mixed", "64"]
+
+
+def test_more_series_than_colours_are_cut_with_a_note(tmp_path: Path) -> None:
+    specs = [make_spec(batch, seed=seed) for seed in range(10) for batch in (16, 32)]
+    assert "first 8 of 10 series" in texts(plots.plot_step_time(study_of(tmp_path, specs)))
+
+
+def test_one_cell_and_a_study_without_numbers_draw(tmp_path: Path) -> None:
+    one = study_of(tmp_path / "one", [make_spec()])
+    assert len(save_figure(phase_plots.plot_phases(one), tmp_path / "one", ("png", "svg"))) == 2
+    none = study_of(tmp_path / "none", [make_spec()], {0: (Status.CRASHED, "killed")})
+    assert "crashed" in texts(phase_plots.plot_phases(none))
+    plots.plot_step_time(none)
+
+
+def test_speed_up_names_its_baseline_and_draws_the_line_at_one(example: Study) -> None:
+    figure = plots.plot_speed_up(example, example.speed_ups)
+    assert "Speed-up over precision 32" in texts(figure)
+    assert any(list(line.get_ydata()) == [1, 1] for line in figure.axes[0].lines)
+
+
+def test_series_keep_their_style_from_picture_to_picture(example: Study) -> None:
+    style = series_styles(example.series)[example.series[1]]
+    colours = {line.get_color() for line in plots.plot_speed_up(example, example.speed_ups).axes[0].lines}
+    assert style.colour in colours
+
+
+def test_styles_differ_in_colour_and_in_marker() -> None:
+    styles = list(series_styles([str(i) for i in range(8)]).values())
+    assert len({style.marker for style in styles}) == 8
+    assert len({style.colour for style in styles}) == 8
+
+
+def test_phases_are_told_apart_by_colour_and_neighbours_by_hatch() -> None:
+    assert len(set(PHASE_COLOURS.values())) == len(PHASES)
+    neighbours = pairwise(PHASES)
+    assert all(PHASE_HATCHES[first] != PHASE_HATCHES[second] for first, second in neighbours)
+
+
+def test_nothing_is_drawn_outside_the_picture(tmp_path: Path) -> None:
+    names = ("a_very_long_option_name_for_a_model_indeed", "another_long_option_name_for_another_model")
+    for i, name in enumerate(names):
+        for j, batch in enumerate((16, 64)):
+            write_run(tmp_path / str(2 * i + j), make_spec(batch), make_rows(0.01 * batch), choices={"model": name})
+    study = build_study([tmp_path], tmp_path)
+    assert study.series == names
+    for figure in (plots.plot_step_time(study), phase_plots.plot_phases(study)):
+        figure.draw_without_rendering()
+        box = figure.get_tightbbox()
+        width, height = figure.get_size_inches()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+
+
+# ---- one cell ----
+
+
+def rows(**changes: object) -> pd.DataFrame:
+    settings: dict[str, object] = {"noise": 0.1} | changes
+    frame = pd.DataFrame([{name: getattr(row, name) for name in row.__slots__} for row in make_rows(0.01, **settings)])  # type: ignore[arg-type]
+    return frame.assign(round=0, attempt=0)
+
+
+def test_far_outliers_are_counted_and_do_not_stretch_the_picture() -> None:
+    figure = plot_total_time(rows(num_batches=65, stretch={0: 80.0, 20: 50.0}), LABELS)
+    assert figure.axes[0].get_ylim()[1] < 20
+    assert "6 batches above the picture" in texts(figure)
+    assert "5 in the warm-up" in texts(figure)
+
+
+def test_limit_keeps_the_bulk_and_every_common_value() -> None:
+    assert robust_limit(np.array([10.0] * 50)) == pytest.approx(11.2)
+    assert robust_limit(np.array([10.0] * 30 + [30.0] * 10)) > 30
+    assert robust_limit(np.array([10.0] * 29 + [500.0])) < 12
+
+
+def test_phases_are_stacked_to_the_batch_time() -> None:
+    frame = rows()
+    axes = plot_batch_breakdown(frame, LABELS).axes[0]
+    tops = axes.collections[len(PHASES) - 1].get_paths()[0].vertices
+    height_at_ten = tops[np.isclose(tops[:, 0], 9.5), 1].max()
+    assert height_at_ten == pytest.approx(max(frame["batch_s"][8:10]) * 1000)
+
+
+def test_warmup_epochs_and_validation_are_marked() -> None:
+    legend = texts(plot_total_time(rows(num_batches=60, epoch_length=20), LABELS))
+    assert all(name in legend for name in ("warm-up", "epoch starts", "validation follows"))
+
+
+def test_accumulation_draws_the_median_batch_and_names_the_step() -> None:
+    labels = CellLabels(**{name: getattr(LABELS, name) for name in LABELS.__slots__} | {"batches_per_step": 4})
+    figure = plot_total_time(rows(num_batches=84, num_warmup=4, accumulate=4), labels)
+    assert "4 batches a step" in texts(figure)
+    assert "median batch" in texts(figure)
+
+
+def test_small_slices_of_the_pie_are_merged_in_the_drawing_and_kept_in_the_legend() -> None:
+    shares = {"data": 0.01, "transfer": 0.02, "forward": 0.5, "backward": 0.4, "optimizer": 0.07, "other": 0.0}
+    figure = plot_distribution({phase: 0.01 * share for phase, share in shares.items()}, shares, LABELS)
+    assert len(figure.axes[0].patches) == 4
+    assert "transfer 0.200 ms, 2.0 % (in “small phases”)" in texts(figure)
+
+
+def test_three_thousand_batches_draw_quickly(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), make_rows(0.002, num_batches=3000, noise=0.3, stretch={700: 30.0}))
+    started = time.perf_counter()
+    write_cell(tmp_path)
+    assert time.perf_counter() - started < 10  # with a bar a batch it took 18 s
