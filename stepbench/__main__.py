@@ -102,7 +102,7 @@ def _compose(plan: _Plan) -> None:
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have errors come here, instead of as prints and an exit code of Hydra's
     try:
-        sys.argv[1:] = prepare_arguments(arguments)
+        sys.argv = ["stepbench", *prepare_arguments(arguments)]
         app = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
         app(lambda config: _collect(config, plan))()
     except SettingsError:
@@ -137,6 +137,9 @@ def _execute(plan: _Plan) -> int:
     launcher = make_launcher(plan.worker_start)
     try:
         launcher.start()
+        from stepbench import aggregate, report  # noqa: F401  (imported while the launcher gets ready, not after)
+
+        launcher.wait_until_ready()
         exit_code = run_cells(cells, launcher)
     except LaunchError as error:
         return _refuse([str(error)])
@@ -164,7 +167,7 @@ def _place_cells(plan: _Plan, directory: Path) -> list[PlannedCell]:
 
 
 def _report(plan: _Plan, directory: Path, cells: Sequence[PlannedCell]) -> None:
-    """Draw and print; the report side is imported only now, when nothing is measured any more."""
+    """Draw and print."""
     from stepbench import aggregate, report
 
     if plan.plots:

@@ -43,10 +43,10 @@ TIMERS = ("auto", "host", "sync")
 
 
 def resolve_timer(timer: str, *, on_accelerator: bool) -> str:
-    """The timer that `auto` stands for on this kind of device, `host` or `sync`; any other value as it is."""
-    if timer == "auto":
-        return "sync" if on_accelerator else "host"
-    return timer
+    """The timer that runs on this kind of device, `host` or `sync`: on the host there is nothing to synchronize."""
+    if not on_accelerator:
+        return "host"
+    return "sync" if timer == "auto" else timer
 
 
 def make_clock(timer: str) -> Clock:

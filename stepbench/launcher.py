@@ -36,7 +36,11 @@ class Launcher(Protocol):
     """Runs one worker at a time and waits for it without using the processor."""
 
     def start(self) -> None:
-        """Get ready, so that the first worker starts as fast as the others. Raises `LaunchError` where that fails."""
+        """Begin to get ready; returns at once, so that the caller may get ready too."""
+        ...
+
+    def wait_until_ready(self) -> None:
+        """Return once the first worker would start as fast as the others. Raises `LaunchError` where none could."""
         ...
 
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
@@ -65,11 +69,12 @@ class ForkLauncher:
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
 
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
         """See `Launcher.run`. A server that dies counts as the worker's death; the next call starts another."""
-        self.start()
+        self.wait_until_ready()
         request = json.dumps({"cell_dir": str(cell_dir), "log": str(log)}) + "\n"
         pid: int | None = None
         timed_out = False
@@ -99,7 +104,7 @@ class ForkLauncher:
         self._errors.close()
 
     def start(self) -> None:
-        """Start the server and wait until it has imported what workers need; nothing where it runs already."""
+        """Start the server, which begins to import what workers need; nothing where it runs already."""
         if self._server is not None:
             return
         requests_read, requests_write = os.pipe()
@@ -117,8 +122,16 @@ class ForkLauncher:
         os.close(replies_write)
         self._requests = os.fdopen(requests_write, "w", encoding="utf-8")
         self._replies = os.fdopen(replies_read, "rb", buffering=0)
+        self._is_ready = False
+
+    def wait_until_ready(self) -> None:
+        """Start the server unless it runs, and wait for its imports. Raises `LaunchError` with what it printed."""
+        self.start()
+        if self._is_ready:
+            return
         try:
             self._read_reply()
+            self._is_ready = True
         except EOFError:
             self._stop_server()
             self._errors.seek(0)
@@ -157,6 +170,9 @@ class SpawnLauncher:
 
     def start(self) -> None:
         """Nothing can be prepared."""
+
+    def wait_until_ready(self) -> None:
+        """There is nothing to wait for."""
 
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
         """See `Launcher.run`."""

@@ -137,4 +137,5 @@ def save_figure(figure: Figure, path: Path, formats: Sequence[str]) -> list[Path
         for target in paths:
             metadata = {"Date": None} if target.suffix == ".svg" else {"Software": None}
             figure.savefig(target, dpi=PNG_DPI, metadata=metadata)
+            figure.set_layout_engine("none")  # laid out once, for all formats
     return paths

@@ -72,6 +72,7 @@ def make_rows(
     epoch_length: int | None = None,
 ) -> list[BatchTiming]:
     """Rows whose timed steps take `step_s` (times 1 ± `noise`, median exact); `stretch` multiplies single batches."""
+    num_warmup, num_batches = (-(-count // accumulate) * accumulate for count in (num_warmup, num_batches))
     rows = []
     for i in range(num_batches):
         wave = 1 + noise * math.sin(2.4 * i) * (0.3 + 0.7 * ((i * 7919) % 13) / 13)

@@ -63,6 +63,9 @@ class ScriptedLauncher:
     def start(self) -> None:
         pass
 
+    def wait_until_ready(self) -> None:
+        pass
+
     def run(self, cell_dir: Path, log: Path, timeout_s: float | None) -> WorkerExit:
         self.visited.append(cell_dir.name)
         return self.plays.pop(0)(cell_dir, read_request(cell_dir / "request.json"))
