@@ -1,4 +1,4 @@
-"""What one more cell costs: a null cell in a forked worker against a spawned one, and the shares of composing and drawing.
+"""What one more cell costs: forked against spawned workers, and the shares of composing and of drawing.
 
     python scripts/measure_cell_cost.py [--cells 20] [--spawned 4]
 

@@ -170,9 +170,10 @@ def _report(plan: _Plan, directory: Path, cells: Sequence[PlannedCell]) -> None:
     """Draw and print."""
     from stepbench import aggregate, report
 
-    if plan.plots:
-        for cell in cells:
-            aggregate.write_cell(cell.directory)
+    for cell in cells:
+        aggregate.write_cell_summary(cell.directory)
+        if plan.plots:
+            aggregate.draw_cell(cell.directory)
     if plan.is_sweep:
         report.print_study(aggregate.write_study([directory], directory))
     else:

@@ -33,14 +33,19 @@ REPORT_FILE = "report.md"
 SECOND_DECIMALS = 9
 
 
-def write_cell(cell_dir: Path) -> None:
-    """Write `timing_summary.yaml` and the three pictures of a cell; a cell without numbers gets the summary alone."""
+def write_cell_summary(cell_dir: Path) -> None:
+    """Write a cell's `timing_summary.yaml`; one without numbers says there why."""
     cell, skipped = read_cell(cell_dir, cell_dir, cell_dir.name)
     for text in skipped:
         warnings.warn(text, stacklevel=2)
     summary = summarize_cell(cell) if cell else {"status": Status.ERROR.value, "reason": "no readable record"}
     text = yaml.safe_dump(summary, sort_keys=False, allow_unicode=True, width=120)
     write_text_atomically(cell_dir / TIMING_SUMMARY_FILE, text)
+
+
+def draw_cell(cell_dir: Path) -> None:
+    """Draw a cell's three pictures; none of a cell without numbers."""
+    cell, _ = read_cell(cell_dir, cell_dir, cell_dir.name)
     if cell is None or not cell.ok_records:
         return
     row = merge_summaries([record.summary for record in cell.ok_records if record.summary])
@@ -145,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.simplefilter("always")
             study = write_study(options.directories, options.out or options.directories[0])
             for cell in study.cells:
-                write_cell(cell.directory)
+                write_cell_summary(cell.directory)
+                draw_cell(cell.directory)
     except (FileNotFoundError, NotADirectoryError) as error:
         print(f"stepbench-aggregate: {error}", file=sys.stderr)
         return 2

@@ -17,7 +17,10 @@ MEDIAN_NOTE = (
     "Step time is a median over steps; throughput is all samples over all wall time of the same steps, "
     "so the two need not multiply to the batch size."
 )
-INTERVAL_NOTE = "± is half of the 95 % interval within one run; it excludes run-to-run variation."
+INTERVAL_NOTE = (
+    "± is half of the 95 % interval within one run, [low, high] that interval where it is wide; it excludes run-to-run "
+    "variation. Without it a run had too few independent steps."
+)
 CONVERGENCE_NOTE = "Throughput is not convergence: a larger batch may need more samples."
 GIB = 1024**3
 
@@ -193,15 +196,15 @@ def _numbers(row: Any, unit: units.DurationUnit, memory: str) -> list[str]:
     median = _number(row["median_step_s"])
     if median is None:
         return [units.UNKNOWN] * 5
-    low, high = _number(row["step_low_s"]), _number(row["step_high_s"])
-    half = None if low is None or high is None else (high - low) / 2 * unit.per_s
+    ends = [_number(row["step_low_s"]), _number(row["step_high_s"])]
+    low, high = (None if end is None else end * unit.per_s for end in ends)
     low_quartile, high_quartile = _number(row["p25_step_s"]), _number(row["p75_step_s"])
     spread = (high_quartile - low_quartile) / median if median and high_quartile and low_quartile else None
     shares = {phase: _number(row[f"{phase}_fraction"]) or 0.0 for phase in PHASES}
     top = max(PHASES, key=lambda phase: shares[phase])
     num_bytes = _number(row[memory])
     return [
-        units.format_with_half_width(median * unit.per_s, half),
+        units.format_with_interval(median * unit.per_s, low, high),
         units.format_rate(_number(row["samples_per_s"])),
         units.format_fraction(spread),
         f"{top} {units.format_fraction(shares[top])}",
@@ -295,4 +298,7 @@ def _is_one_round(cells: Sequence[Cell]) -> bool:
 
 
 def _rounds_note() -> str:
-    return "± is half of the range of the run medians; where a cell has one round, half of the interval within it."
+    return (
+        "± is half of the range of the run medians, [low, high] that range where it is wide; "
+        "for a cell with one round, of the interval within it."
+    )

@@ -168,12 +168,12 @@ def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float],
         handles = []
         for phase in PHASES:
             (patch,) = phase_patches([phase])
-            merged = "  (in “small phases”)" if phase in small and shares[phase] > 0 else ""
+            merged = "  (small)" if phase in small and shares[phase] > 0 else ""
             mean, share = units.format_duration(means_s[phase], unit), units.format_fraction(shares[phase])
             patch.set_label(f"{phase}  {mean}, {share}{merged}")
             handles.append(patch)
         if len(sizes) > len(slices):
-            handles.append(Patch(facecolor=(0.35, 0.35, 0.35), edgecolor="white", label="small phases together"))
+            handles.append(Patch(facecolor=(0.35, 0.35, 0.35), edgecolor="white", label="small phases"))
         axes.legend(
             handles=handles,
             loc="center left",

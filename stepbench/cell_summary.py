@@ -88,7 +88,9 @@ def _numbers(cell: Cell) -> dict[str, Any]:
         }
         phases[phase] = {"share_fraction": row[f"{phase}_fraction"], **own, "spread": _spread(own)}
     shares = {phase: row[f"{phase}_fraction"] for phase in PHASES}
-    findings = advice.find_cell_findings(shares, row["mean_step_s"], row["median_step_s"])
+    findings = advice.find_cell_findings(
+        shares, row["mean_step_s"], row["median_step_s"], row["step_low_s"], row["step_high_s"]
+    )
     return {
         "findings": [finding.text for finding in findings],
         "step": step,

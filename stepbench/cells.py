@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepbench.record import (
     REQUEST_FILE,
-    SWEEP_FILE,
     RecordError,
     RunRecord,
     RunRequest,
@@ -113,29 +111,11 @@ def read_cells(directories: Sequence[Path]) -> tuple[tuple[Cell, ...], tuple[str
                 cell, skipped = read_cell(directory, root, _cell_name(directory, root, roots))
                 warnings += skipped
                 cells |= {directory: cell} if cell else {}
-        warnings += _find_unvisited(root, cells)
     if not cells:
         details = "".join(f"\n  {warning}" for warning in warnings)
         raise FileNotFoundError(f"no stepbench record in {', '.join(map(str, roots))}{details}")
     ordered = sorted(cells.values(), key=lambda cell: (roots.index(cell.root), _natural_key(cell.directory)))
     return tuple(ordered), tuple(warnings)
-
-
-def _find_unvisited(root: Path, cells: Mapping[Path, Cell]) -> list[str]:
-    """Cells that a sweep has planned and that left neither record nor request: the sweep was killed before them."""
-    unvisited = []
-    for path in sorted(root.rglob(SWEEP_FILE)):
-        try:
-            planned = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            entries = [(path.parent / cell["directory"], str(cell["label"])) for cell in planned]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # claimed, but never planned: nothing was lost
-        unvisited += [
-            f"planned, but the sweep ended before it ran: {directory} ({label})"
-            for directory, label in entries
-            if directory not in cells
-        ]
-    return unvisited
 
 
 def _cell_name(directory: Path, root: Path, roots: Sequence[Path]) -> str:

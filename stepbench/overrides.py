@@ -58,7 +58,8 @@ def find_unquoted_choices(arguments: Sequence[str]) -> list[str]:
             for entry in defaults or ():
                 for key, choice in entry.items() if isinstance(entry, DictConfig) else ():
                     if _is_number(choice):
-                        problems.append(f'{path}: {key}: {choice} in the defaults list; write it in quotes: "{choice}"')
+                        found = f"{path}: {key!s}: {choice} in the defaults list"
+                        problems.append(f'{found}; write it in quotes: "{choice}"')
     return problems
 
 

@@ -29,7 +29,7 @@ PHASE_COLOURS: dict[str, Any] = {
     "forward": _COLOURBLIND[9],
     "backward": _COLOURBLIND[0],
     "optimizer": _COLOURBLIND[2],
-    "other": (0.72, 0.72, 0.72),
+    "other": (0.85, 0.85, 0.85),
 }
 """The same colour for the same phase in every picture."""
 

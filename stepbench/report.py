@@ -14,7 +14,14 @@ from stepbench import advice, answers, axes, units
 from stepbench.answers import Answer, Table
 from stepbench.cell_summary import four_way_means
 from stepbench.cells import read_cell
-from stepbench.record import CONFIG_FILE, TIMING_RESULTS_FILE, TIMING_SUMMARY_FILE, Distribution, RunSummary
+from stepbench.record import (
+    CONFIG_FILE,
+    TIMING_RESULTS_FILE,
+    TIMING_SUMMARY_FILE,
+    Distribution,
+    EffectiveSettings,
+    RunSummary,
+)
 from stepbench.statistics import spread
 from stepbench.study import Study
 
@@ -54,9 +61,11 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
     _print_line(console, title, style="bold")
     if record is not None:
         for name, (requested, effective) in axes.find_differences(record).items():
-            _print_line(
-                console, f"{name}: asked for {axes.label_value(requested)}, ran as {axes.label_value(effective)}"
-            )
+            if requested != "auto":
+                asked, ran = axes.label_value(requested), axes.label_value(effective)
+                _print_line(console, f"{name}: asked for {asked}, ran as {ran}", style="yellow")
+        if record.effective is not None:
+            _print_line(console, _describe_effective(record.effective))
     if record is None or record.summary is None or not cell.ok_records:
         _print_line(console, f"{cell.status}: {cell.reason}", style="red")
         if cell.log is not None:
@@ -71,12 +80,26 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
     _print_line(console, f"files in {cell_dir}: {present}")
 
 
+def _describe_effective(effective: EffectiveSettings) -> str:
+    """What the run really used, in one line."""
+    parts = [
+        f"ran on {effective.accelerator}" if effective.accelerator else None,
+        effective.device_name,
+        units.format_count(effective.num_devices, "device") if effective.num_devices else None,
+        units.format_count(effective.num_threads, "thread") if effective.num_threads else None,
+        units.format_count(effective.num_workers, "loader worker") if effective.num_workers else None,
+        f"timer {effective.timer}" if effective.timer else None,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
 def _print_numbers(console: Console, summary: RunSummary) -> None:
     step, unit = summary.step, units.duration_unit([summary.step.median_s])
     interval = summary.step_interval
-    half_width_s = None if interval is None else (interval.high_s - interval.low_s) / 2
+    ends = (None, None) if interval is None else (interval.low_s * unit.per_s, interval.high_s * unit.per_s)
     shares = {phase.phase: phase.share_fraction for phase in summary.phases}
-    for finding in advice.find_cell_findings(shares, step.mean_s, step.median_s):
+    low_s, high_s = (None, None) if interval is None else (interval.low_s, interval.high_s)
+    for finding in advice.find_cell_findings(shares, step.mean_s, step.median_s, low_s, high_s):
         _print_line(console, finding.text, style="bold green" if finding.subject == "phase" else "bold yellow")
     console.print(_phase_table(summary, unit))
     means = {phase.phase: phase.step.mean_s for phase in summary.phases}
@@ -86,7 +109,7 @@ def _print_numbers(console: Console, summary: RunSummary) -> None:
     _print_line(console, f"in four: {view}")
     _print_line(
         console,
-        f"step {units.format_duration(step.median_s, unit, half_width_s)} (median), "
+        f"step {units.format_with_interval(step.median_s * unit.per_s, *ends)} {unit.name} (median), "
         f"{units.format_duration(step.mean_s, unit)} (mean), "
         f"throughput {units.format_throughput(summary.samples_per_s)} (all samples over all wall time)",
     )
@@ -94,7 +117,11 @@ def _print_numbers(console: Console, summary: RunSummary) -> None:
     _print_line(
         console,
         f"{units.format_count(summary.num_steps, 'step')} timed after {warmup} of warm-up; "
-        + ("too few steps for an interval" if interval is None else "± within one run, without run-to-run variation"),
+        + (
+            "too few independent steps for an interval"
+            if interval is None
+            else "interval within one run, without run-to-run variation"
+        ),
     )
 
 

@@ -54,8 +54,8 @@ def spread(distribution: Distribution) -> float | None:
 def effective_sample_size(values: Sequence[float]) -> float:
     """How many independent values a series is worth for its median, from 1 to its length.
 
-    n / tau, where tau is the largest of 1 + 2 * sum of the autocorrelations of the indicator [value > median], summed up
-    to each lag until the first lag k >= 5 tau (Sokal's automatic window). The largest, because in a drifting series the
+    n / tau, where tau is the largest of 1 + 2 * sum of the autocorrelations of the indicator [value > median], up to
+    each lag until the first lag k >= 5 tau (Sokal's automatic window). The largest, because in a drifting series the
     later terms cancel the earlier ones. A constant series has no correlation and counts in full.
     """
     n = len(values)

@@ -67,10 +67,14 @@ def claim_directory(directory: Path, *, may_rename: bool) -> Path:
 
 
 def write_plan(directory: Path, cells: Sequence[PlannedCell]) -> None:
-    """Write what is going to be measured, before any of it is: each cell's configuration, and the sweep's own file."""
+    """Write what is going to be measured, before any of it is: each cell's configuration and request, and the plan.
+
+    So that a sweep which is killed shows what it has not come to.
+    """
     for cell in cells:
         (cell.directory / "logs").mkdir(parents=True, exist_ok=True)
         write_text_atomically(cell.directory / CONFIG_FILE, cell.config_text)
+        write_request(cell.directory, cell.request)
     plan = {
         "schema_version": SCHEMA_VERSION,
         "stepbench": stepbench.__version__,

@@ -51,7 +51,7 @@ _OTHER = int(Mark.ENTER_OTHER)
 
 
 class ConfirmedBatch(NamedTuple):
-    """What is known of a batch at its end; one for every `BATCH_DONE`, in the same order. A tuple: made in every batch."""
+    """What is known of a batch at its end, one for every `BATCH_DONE` in order. A tuple: made in every batch."""
 
     epoch: int
     batch: int

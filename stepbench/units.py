@@ -12,6 +12,9 @@ MAX_FIGURES = 4
 DEFAULT_FIGURES = 3
 """Significant figures of a value whose uncertainty is unknown."""
 
+WIDE_FRACTION = 0.15
+"""An interval whose half-width is more of its value is wide: the value is noisy (STATISTICS S11)."""
+
 UNKNOWN = "–"
 """How a table shows a value that is None."""
 
@@ -72,6 +75,16 @@ def format_with_half_width(value: float | None, half_width: float | None) -> str
         return f"{format_significant(value, MAX_FIGURES)} ± 0"
     decimals = max(0, _half_width_decimals(half_width))
     return f"{value:,.{decimals}f} ± {half_width:,.{decimals}f}"
+
+
+def format_with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """`12.3 ± 0.2`; where the interval is wide, and so rarely symmetric, `41 [26, 112]`; alone where there is none."""
+    if value is None or low is None or high is None or math.isnan(value + low + high):
+        return format_significant(value)
+    half_width = (high - low) / 2
+    if half_width <= WIDE_FRACTION * abs(value):
+        return format_with_half_width(value, half_width)
+    return f"{format_significant(value)} [{format_significant(low, 2)}, {format_significant(high, 2)}]"
 
 
 def format_duration(value_s: float | None, unit: DurationUnit | None = None, half_width_s: float | None = None) -> str:

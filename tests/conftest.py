@@ -24,7 +24,7 @@ Stepbench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def stepbench(tmp_path: Path) -> Stepbench:
-    """Runs `python -m stepbench ARGUMENTS` in a directory of its own, which is `tmp_path` unless `cwd` says otherwise."""
+    """Runs `python -m stepbench ARGUMENTS` in a directory of its own, `tmp_path` unless `cwd` says otherwise."""
 
     def run(*arguments: str, cwd: Path = tmp_path, module: str = "stepbench") -> subprocess.CompletedProcess[str]:
         command: Sequence[str] = [sys.executable, "-m", module, *arguments]

@@ -7,10 +7,11 @@ SHARES = {"data": 0.05, "transfer": 0.01, "forward": 0.62, "backward": 0.2, "opt
 WAITING = SHARES | {"data": 0.25, "forward": 0.42}
 
 
-def frame(*shares: dict[str, float]) -> pd.DataFrame:
+def frame(*shares: dict[str, float], low_s: float = 0.0099) -> pd.DataFrame:
     return pd.DataFrame(
         [
-            {"cell": str(i), "median_step_s": 0.01} | {f"{phase}_fraction": row[phase] for phase in PHASES}
+            {"cell": str(i), "median_step_s": 0.01, "step_low_s": low_s, "step_high_s": 0.0101}
+            | {f"{phase}_fraction": row[phase] for phase in PHASES}
             for i, row in enumerate(shares)
         ]
     )
@@ -45,6 +46,13 @@ def test_study_counts_cells_by_their_largest_phase() -> None:
 def test_study_names_the_cells_that_wait_for_data_first() -> None:
     texts = [finding.text for finding in find_study_findings(frame(SHARES, WAITING))]
     assert texts[0] == "1 of 2 cells waits for data more than 20 % of the step (worst: cell 1, 25 %)"
+
+
+def test_wide_interval_is_called_too_noisy_to_compare() -> None:
+    assert find_cell_findings(SHARES, 0.01, 0.01, 0.0099, 0.0101)[-1].subject == "phase"
+    assert find_cell_findings(SHARES, 0.01, 0.01, 0.008, 0.0115)[-1].subject == "noise"
+    texts = [finding.text for finding in find_study_findings(frame(SHARES, low_s=0.005))]
+    assert texts[-1] == "1 of 1 cell is too noisy to compare (interval wider than ±15 %): 0"
 
 
 def test_nothing_is_said_where_nothing_was_measured() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import pytest
 import yaml
 from studies import component, first_example, make_rows, make_spec, write_run, write_sweep
 
-from stepbench.aggregate import main, write_cell, write_study
-from stepbench.record import SCHEMA_VERSION, RunSpec, Status
+from stepbench.aggregate import draw_cell, main, write_cell_summary, write_study
+from stepbench.record import SCHEMA_VERSION, RunSpec, Status, read_record, write_request
 from stepbench.study import build_study
 
 CELL_PICTURES = ("batch_time_breakdown.png", "total_batch_time.png", "time_distribution_pie.png")
@@ -143,10 +144,13 @@ def test_unreadable_and_newer_records_are_skipped_with_a_warning_that_names_them
 
 def test_planned_cell_that_never_ran_is_named(tmp_path: Path) -> None:
     sweep = first_example(tmp_path)
-    plan = {"cells": [{"directory": "0", "label": "a"}, {"directory": "6", "label": "batch_size=256"}]}
-    (sweep / "sweep.json").write_text(json.dumps(plan))
-    (warning,) = build_study([sweep], sweep).warnings
-    assert "batch_size=256" in warning
+    request = read_record(sweep / "0" / "records" / "0.0.json").request
+    write_request(sweep / "6", dataclasses.replace(request, spec=make_spec(256)))
+    study = build_study([sweep], sweep)
+    assert study.cell_frame["cell"].tolist().count("6") == 1
+    (row,) = study.run_frame[study.run_frame["cell"] == "6"].to_dict("records")
+    assert (row["status"], row["reason"]) == ("interrupted", "planned, but the sweep ended before it ran")
+    assert row["batch_size"] == 256
 
 
 def test_cell_over_rounds_is_the_median_of_its_run_medians(tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def test_cell_over_rounds_is_the_median_of_its_run_medians(tmp_path: Path) -> No
     assert (cell["num_rounds"], cell["median_step_s"]) == (3, pytest.approx(0.012))
     assert (cell["step_low_s"], cell["step_high_s"]) == (pytest.approx(0.010), pytest.approx(0.030))
     assert (cell["interval_basis"], cell["interval_coverage"]) == ("rounds", 0.75)
-    write_cell(tmp_path / "0")
+    write_cell_summary(tmp_path / "0")
     assert yaml.safe_load((tmp_path / "0" / "timing_summary.yaml").read_text())["rounds"] == 3
 
 
@@ -173,7 +177,8 @@ def test_several_sweeps_keep_their_cells_apart(tmp_path: Path) -> None:
 
 def test_cell_gets_its_summary_and_three_pictures(tmp_path: Path) -> None:
     write_run(tmp_path, make_spec(precision="16-mixed"), make_rows(0.010, noise=0.1))
-    write_cell(tmp_path)
+    write_cell_summary(tmp_path)
+    draw_cell(tmp_path)
     assert all((tmp_path / name).stat().st_size > 5000 for name in CELL_PICTURES)
     summary = yaml.safe_load((tmp_path / "timing_summary.yaml").read_text())
     assert summary["status"] == "ok"
@@ -188,7 +193,8 @@ def test_cell_gets_its_summary_and_three_pictures(tmp_path: Path) -> None:
 
 def test_failed_cell_gets_a_summary_and_no_pictures(tmp_path: Path) -> None:
     write_run(tmp_path, make_spec(), status=Status.TIMEOUT, reason="too slow")
-    write_cell(tmp_path)
+    write_cell_summary(tmp_path)
+    draw_cell(tmp_path)
     summary = yaml.safe_load((tmp_path / "timing_summary.yaml").read_text())
     assert (summary["status"], summary["reason"]) == ("timeout", "too slow")
     assert not any((tmp_path / name).exists() for name in CELL_PICTURES)
@@ -197,8 +203,9 @@ def test_failed_cell_gets_a_summary_and_no_pictures(tmp_path: Path) -> None:
 def test_cell_without_raw_rows_keeps_its_summary_and_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, make_spec(), make_rows(0.01))
     (tmp_path / "timing_results.csv").unlink()
+    write_cell_summary(tmp_path)
     with pytest.warns(UserWarning, match=r"timing_results\.csv"):
-        write_cell(tmp_path)
+        draw_cell(tmp_path)
     assert (tmp_path / "timing_summary.yaml").exists()
 
 

@@ -1,4 +1,4 @@
-"""The known answers of the timing callback, on a scripted clock (tolerance zero) and with real sleeps (lower bounds)."""
+"""The known answers of the timing callback: on a scripted clock exact, with real sleeps as lower bounds."""
 
 from __future__ import annotations
 

@@ -99,6 +99,7 @@ def test_run_prints_phases_throughput_and_the_answer(tmp_path: Path) -> None:
     text = printed(where)
     assert "most time goes to forward (40 % of the step)" in text
     assert "precision: asked for 16-mixed, ran as bf16-mixed" in text
+    assert "ran on cpu · Example CPU 3000 · 1 device · 2 threads · timer host" in text
     assert "in four: data 5.0 %, forward 40 %, backward 37 %, other 18 %" in text
     assert "samples/s" in text
     assert "30 steps timed after 5 batches of warm-up" in text

@@ -6,7 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from stepbench.settings import PRECISIONS, SettingsError, conf_dir, config_text, read_request
+from stepbench.settings import PRECISIONS, SettingsError, conf_dir, read_request
 
 CHOICES = {"model": "autoencoder", "data": "synthetic_images", "precision": "32", "device": "auto", "protocol": "quick"}
 

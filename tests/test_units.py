@@ -20,6 +20,12 @@ def test_value_is_as_precise_as_its_half_width(value: float | None, half_width: 
     assert units.format_with_half_width(value, half_width) == text
 
 
+def test_wide_interval_is_given_by_its_ends() -> None:
+    assert units.format_with_interval(41.0, 25.6, 112.0) == "41.0 [26, 112]"
+    assert units.format_with_interval(12.3456, 12.1, 12.5) == "12.3 ± 0.2"
+    assert units.format_with_interval(12.3456, None, None) == "12.3"
+
+
 def test_lone_value_has_at_most_four_figures() -> None:
     assert units.format_value(12.3456, 0.0123) == "12.35"
     assert units.format_value(12.3456, 0.213) == "12.3"

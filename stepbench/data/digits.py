@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from stepbench.data.loading import LoaderSettings, build_train_loader
 from stepbench.arguments import choice_problem, integer_problem, raise_problems
+from stepbench.data.loading import LoaderSettings, build_train_loader
 
 # scikit-learn's pixels are whole numbers from 0 to 16.
 MAX_PIXEL = 16

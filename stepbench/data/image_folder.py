@@ -10,8 +10,8 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stepbench.data.loading import LoaderSettings, build_train_loader
 from stepbench.arguments import choice_problem, integer_problem, raise_problems
+from stepbench.data.loading import LoaderSettings, build_train_loader
 
 if TYPE_CHECKING:
     from types import ModuleType

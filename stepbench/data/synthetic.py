@@ -13,8 +13,8 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stepbench.data.loading import LoaderSettings, build_train_loader
 from stepbench.arguments import integer_problem, raise_problems
+from stepbench.data.loading import LoaderSettings, build_train_loader
 
 # Small enough that 64 colour images of 224 x 224 take 37 MiB.
 POOL_SIZE = 64
