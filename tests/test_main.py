@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -47,6 +48,10 @@ def tiny_group(directory: Path, faults: Sequence[str] = ()) -> Path:
         (directory / group).mkdir(parents=True, exist_ok=True)
         (directory / group / f"{name}.yaml").write_text(text)
     return directory
+
+
+def in_the_full_tier(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def only_directory(parent: Path) -> Path:
@@ -183,10 +188,10 @@ def test_a_wrong_request_with_the_full_error_asked_for_exits_2_as_well(
     ("arguments", "status", "wording"),
     [
         (["data=image_folder", "data.root=/no/such/place"], "error", "data.root must be a directory"),
-        (["data.num_samples=0"], "no_batches", "the data loader gave no batches"),
-        (["model._target_=no.such.Net", "data=tiny"], "error", "no.such.Net"),
-        (["model=tiny", "data=tiny", "data.num_items=3", "batch_size=8"], "error", "the largest batch holds 3 samples"),
-        (["model=tiny", "data=tiny", "+model.depth=3"], "error", "unexpected keyword argument 'depth'"),
+        in_the_full_tier(["data.num_samples=0"], "no_batches", "the data loader gave no batches"),
+        in_the_full_tier(["model._target_=no.such.Net", "data=tiny"], "error", "no.such.Net"),
+        in_the_full_tier(["model=tiny", "data=tiny", "data.num_items=3", "batch_size=8"], "error", "holds 3 samples"),
+        in_the_full_tier(["model=tiny", "data=tiny", "+model.depth=3"], "error", "unexpected keyword argument 'depth'"),
     ],
 )
 def test_a_cell_that_fails_says_why_in_one_line_and_exits_1(
@@ -268,6 +273,7 @@ def test_every_experiment_runs(stepbench: Stepbench, tmp_path: Path, experiment:
     assert axis.rpartition(".")[2] in (directory / "cells.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.full
 def test_a_sweep_file_may_hold_unquoted_numbers(stepbench: Stepbench, tmp_path: Path) -> None:
     conf = tiny_group(tmp_path / "my_conf")
     (conf / "experiment").mkdir()

@@ -173,7 +173,8 @@ def test_transformer_width_that_heads_do_not_divide_is_refused() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_conf_gives_the_defaults_of_the_constructor(name: str) -> None:
     model_class, _ = MODELS[name]
-    conf: Any = OmegaConf.create({"model": OmegaConf.load(CONF / "model" / f"{name}.yaml")})
+    loaded: Any = OmegaConf.load(CONF / "model" / f"{name}.yaml")
+    conf: Any = OmegaConf.create({"model": loaded.get("model", loaded)})
     arguments: Any = OmegaConf.to_container(conf.model, resolve=True)
     target = arguments.pop("_target_")
     assert target.rpartition(".")[2] == model_class.__name__
