@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -16,12 +17,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from stepbench import units
 from stepbench.launcher import LaunchError, make_launcher
 from stepbench.overrides import find_unquoted_choices, prepare_arguments
+from stepbench.record import RunRequest
 from stepbench.settings import SettingsError, conf_dir, config_text, read_request
 from stepbench.sweep import (
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_SOME_FAILED,
     EXIT_WRONG_REQUEST,
     DirectoryTakenError,
     PlannedCell,
@@ -31,11 +35,20 @@ from stepbench.sweep import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ComposedCell:
+    """A cell as Hydra composed it, with the overrides that made it."""
+
+    request: RunRequest
+    config_text: str
+    overrides: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Plan:
     """What Hydra has composed so far: the cells that may run and the mistakes of those that may not."""
 
-    cells: list[tuple[PlannedCell, tuple[str, ...]]] = field(default_factory=list)
+    cells: list[_ComposedCell] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     directory: Path = Path()
     is_sweep: bool = False
@@ -50,10 +63,11 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
     overrides = tuple(str(override) for override in hydra_config.overrides.task)
     plan.is_sweep = hydra_config.mode is RunMode.MULTIRUN
     _refuse_plugins(hydra_config)
-    output_dir = Path(hydra_config.runtime.output_dir)
-    directory_key = "hydra.sweep.dir" if plan.is_sweep else "hydra.run.dir"
-    plan.directory = Path(hydra_config.sweep.dir).absolute() if plan.is_sweep else output_dir
-    plan.directory_is_default = not any(o.startswith(directory_key) for o in hydra_config.overrides.hydra)
+    key, directory = (
+        ("hydra.sweep.dir", hydra_config.sweep.dir) if plan.is_sweep else ("hydra.run.dir", hydra_config.run.dir)
+    )
+    plan.directory = Path(os.path.abspath(directory))
+    plan.directory_is_default = not any(override.startswith(key) for override in hydra_config.overrides.hydra)
     try:
         request = read_request(config, {str(k): str(v) for k, v in hydra_config.runtime.choices.items() if v})
     except SettingsError as error:
@@ -61,8 +75,7 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
         plan.problems.extend(f"{where}{problem}" for problem in error.problems)
         return
     plan.plots, plan.worker_start = config.plots, config.worker_start
-    cell = PlannedCell(directory=output_dir, request=request, config_text=config_text(config), label="")
-    plan.cells.append((cell, overrides))
+    plan.cells.append(_ComposedCell(request=request, config_text=config_text(config), overrides=overrides))
 
 
 def _refuse_plugins(hydra_config: HydraConf) -> None:
@@ -133,37 +146,40 @@ def _execute(plan: _Plan) -> int:
         write_plan(directory, cells)
     except (DirectoryTakenError, OSError) as error:
         return _refuse([str(error)])
-    print(f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}; results in {_short(directory)}", flush=True)
-    launcher = make_launcher(plan.worker_start)
-    try:
+    print(f"{units.format_count(len(cells), 'cell')}; results in {_short(directory)}", flush=True)
+    with contextlib.closing(make_launcher(plan.worker_start)) as launcher:
         launcher.start()
         from stepbench import aggregate, report  # noqa: F401  (imported while the launcher gets ready, not after)
 
-        launcher.wait_until_ready()
-        exit_code = run_cells(cells, launcher)
-    except LaunchError as error:
-        return _refuse([str(error)])
-    finally:
-        launcher.close()
-    _report(plan, directory, cells)
+        try:
+            launcher.wait_until_ready()
+        except LaunchError as error:
+            return _refuse([str(error)])
+        try:
+            exit_code = run_cells(cells, launcher)
+        except (LaunchError, OSError) as error:
+            print(f"\nThe sweep had to stop, what was measured is kept: {error}", file=sys.stderr)
+            exit_code = EXIT_SOME_FAILED
+    try:
+        _report(plan, directory, cells)
+    except OSError as error:
+        print(f"The measurements are kept, but not all results could be written: {error}", file=sys.stderr)
+        exit_code = exit_code or EXIT_SOME_FAILED
     return exit_code
 
 
 def _place_cells(plan: _Plan, directory: Path) -> list[PlannedCell]:
-    """The cells with their final directories and with labels that say what tells them apart."""
-    common = set.intersection(*(set(overrides) for _, overrides in plan.cells)) if plan.is_sweep else set()
-    placed = []
-    for cell, overrides in plan.cells:
-        label = " ".join(override.replace("'", "") for override in overrides if override not in common)
-        placed.append(
-            PlannedCell(
-                directory=directory / cell.directory.relative_to(plan.directory),
-                request=cell.request,
-                config_text=cell.config_text,
-                label=label or "one run",
-            )
+    """The cells with their directories and with labels that say what tells them apart."""
+    common = set.intersection(*(set(cell.overrides) for cell in plan.cells)) if plan.is_sweep else set()
+    return [
+        PlannedCell(
+            directory=directory / str(number) if plan.is_sweep else directory,
+            request=cell.request,
+            config_text=cell.config_text,
+            label=" ".join(o.replace("'", "") for o in cell.overrides if o not in common) or "one run",
         )
-    return placed
+        for number, cell in enumerate(plan.cells)
+    ]
 
 
 def _report(plan: _Plan, directory: Path, cells: Sequence[PlannedCell]) -> None:

@@ -64,7 +64,7 @@ def _serve(request: dict[str, str], requests: IO[str], replies: IO[str]) -> None
     finally:
         os.close(worker_fd)
     parent_died = worker_fd not in readable
-    kill_group(pid)
+    _kill_group(pid)
     _, wait_status = os.waitpid(pid, 0)
     if parent_died:
         os._exit(1)
@@ -76,7 +76,7 @@ def _reply(replies: IO[str], **message: Any) -> None:
     replies.flush()
 
 
-def kill_group(pid: int) -> None:
+def _kill_group(pid: int) -> None:
     """Kill what is left of a worker's process group, the worker included; it may be gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ def _run_worker(cell_dir: Path, log: str) -> None:
             os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        redirect_output(log)
+        _redirect_output(log)
         atexit._clear()  # the server's; the worker runs its own at its end, as multiprocessing's children do
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
         from stepbench.worker import measure
@@ -108,7 +108,7 @@ def _run_worker(cell_dir: Path, log: str) -> None:
             os._exit(returncode)
 
 
-def redirect_output(log: str) -> None:
+def _redirect_output(log: str) -> None:
     """Point standard output and error at a log file, and standard input at nothing."""
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null_fd = os.open(os.devnull, os.O_RDONLY)
@@ -117,6 +117,8 @@ def redirect_output(log: str) -> None:
     os.dup2(log_fd, 2)
     os.close(log_fd)
     os.close(null_fd)
+    for stream in (sys.stdout, sys.stderr):  # line by line, so that a worker which is killed has said what it said
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

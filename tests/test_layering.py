@@ -35,7 +35,7 @@ LAYERS = {
     "settings": {"clock", "record"},
     "overrides": {"settings"},
     "sweep": {"clock", "launcher", "record", "units", ""},
-    "__main__": {"aggregate", "launcher", "overrides", "report", "settings", "sweep"},
+    "__main__": {"aggregate", "launcher", "overrides", "record", "report", "settings", "sweep", "units", ""},
 }  # fmt: skip
 
 REPORT_SIDE = {"aggregate", "report", "study", "plots", "scaling", "advice", "units", "statistics", "record"}
