@@ -67,8 +67,13 @@ def answer_study(study: Study) -> tuple[Answer, ...]:
     return tuple(answer for answer in answers if answer.lines)
 
 
+def name_series(study: Study, series: str) -> str:
+    """A series in words: `precision 32` where one axis makes the series, the combination's own label else."""
+    return f"{study.series_title} {series}" if len(study.series_axes) == 1 else series
+
+
 def _prefix(study: Study, series: str) -> str:
-    return "" if len(study.series) == 1 else f"{series}: "
+    return "" if len(study.series) == 1 else f"{name_series(study, series)}: "
 
 
 def _recommendations(study: Study) -> tuple[str, ...]:
@@ -128,7 +133,7 @@ def _speed_ups(study: Study) -> tuple[str, ...]:
             units.format_ratio(item.ratio) + (f" at {name} {label_value(_whole(item.x))}" if name else "")
             for item in own
         ]
-        lines.append(f"{series}: {', '.join(parts)}")
+        lines.append(f"{name_series(study, series)}: {', '.join(parts)}")
     return tuple(lines)
 
 
@@ -156,7 +161,7 @@ def _row(frame: Any, cell: Cell) -> Any:
 def label_cell(study: Study, cell: Cell) -> str:
     """A cell by its place on the axes: `precision 32, batch 16`; by its name where nothing varies."""
     row = _row(study.cell_frame, cell)
-    parts = [] if row["series"] == ALL_CELLS else [str(row["series"])]
+    parts = [] if row["series"] == ALL_CELLS else [name_series(study, str(row["series"]))]
     if study.x_axis is not None:
         parts.append(f"{study.x_axis.title.removesuffix(' size')} {label_value(_requested(cell, study.x_axis, row))}")
     return ", ".join(parts) or f"cell {cell.name}"

@@ -40,11 +40,18 @@ def test_study_prints_its_answers(example: Study) -> None:
     text = printed(where)
     assert "6 cells planned, 6 measured" in text
     assert "most time goes to forward in 6 of 6 cells (40 % of the step)" in text
-    assert "32: step time 16→32 ×1.50, 32→128 ×1.50 per doubling (×2.25 measured)" in text
+    assert "  precision 32: step time 16→32 ×1.50, 32→128 ×1.50 per doubling (×2.25 measured)" in text
     assert "still rising" in text
-    assert "16-mixed (ran as bf16-mixed): ×1.00 at batch 16, ×1.20 at batch 32, ×1.73 at batch 128" in text
+    assert "  precision 16-mixed (ran as bf16-mixed): ×1.00 at batch 16, ×1.20 at batch 32, ×1.73 at batch 128" in text
     assert "best throughput of all" in text
     assert str(example.out) in text
+
+
+def test_a_series_of_one_number_is_named_by_its_axis(tmp_path: Path) -> None:
+    specs = [make_spec(batch, accumulate_grad_batches=count) for count in (1, 4) for batch in (16, 32)]
+    text = report_markdown(write_study([write_sweep(tmp_path, specs, lambda _: 0.01)], tmp_path))
+    assert "- accumulate grad batches 4: step time 16→32" in text
+    assert "(accumulate grad batches 4, batch 32)" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
