@@ -44,9 +44,8 @@ PHASE_MARKS: dict[tuple[str, str], Marks] = {
 }
 """What an action marks, by the owner and the hook that its name gives: `[LightningModule]LitNet.optimizer_step`."""
 
-SCALED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
+NESTED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
     **PHASE_MARKS,
-    ("LightningModule", "optimizer_step"): (Mark.SCALED_STEP_CALLED, Mark.EXIT),
     ("LightningModule", "on_before_zero_grad"): (Mark.ENTER_OTHER, Mark.EXIT),
     ("Callback", "on_before_zero_grad"): (Mark.ENTER_OTHER, Mark.EXIT),
     ("LightningModule", "on_before_optimizer_step"): (Mark.ENTER_OTHER, Mark.EXIT),
@@ -55,8 +54,15 @@ SCALED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
     ("LightningModule", "on_before_backward"): (Mark.ENTER_OTHER, Mark.ENTER_BACKWARD),
     ("LightningModule", "on_after_backward"): (Mark.EXIT_BACKWARD, Mark.EXIT),
 }
-"""The same with a gradient scaler, whose own work makes the rest of the optimizer step belong to the optimizer: the
-hooks inside the step have to be told apart from it."""
+"""The same where hooks run inside a phase and have to be told apart from it: inside `training_step` with manual
+optimization, inside the optimizer's phase with a gradient scaler."""
+
+SCALED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
+    **NESTED_PHASE_MARKS,
+    ("LightningModule", "optimizer_step"): (Mark.SCALED_STEP_CALLED, Mark.EXIT),
+}
+"""With a gradient scaler all of the optimizer step that is no other phase is the scaler's work: unscaling, its check
+for infinite gradients and its update."""
 
 
 class StopRule(Protocol):
@@ -95,6 +101,9 @@ class StepTimer(pl.Callback):
         self._epoch = 0
         self._batch = 0
         self._took_step = False
+        self._trainer_counts_steps = False
+        self._global_step = 0
+        self._enter_closure = Mark.ENTER_OTHER
         self._num_samples: int | None = None
         self.first_batch_end_ns: int | None = None
         self.exception: BaseException | None = None
@@ -116,7 +125,10 @@ class StepTimer(pl.Callback):
         self._marks.clear()
         self._confirmed.clear()
         self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
+        is_manual = not pl_module.automatic_optimization
         scales_gradients = getattr(trainer.precision_plugin, "scaler", None) is not None
+        phase_marks = NESTED_PHASE_MARKS if is_manual else SCALED_PHASE_MARKS if scales_gradients else PHASE_MARKS
+        self._enter_closure = Mark.ENTER_FORWARD if is_manual else Mark.ENTER_OTHER
         trainer.profiler = _Tap(  # type: ignore[attr-defined]
             self._users_profiler,
             self._marks,
@@ -125,11 +137,15 @@ class StepTimer(pl.Callback):
                 ("LightningModule", "on_train_batch_end"): lambda: self._end_batch(trainer),
                 ("", EPOCH_ACTION): self._end_epoch,
             },
-            scales_gradients=scales_gradients,
+            phase_marks,
         )
-        for optimizer in trainer.optimizers:
+        hooked = [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
+        for optimizer in hooked:
             self._hook_handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._hook_handles.append(optimizer.register_step_post_hook(self._after_step))
+        # a scaler skips steps that the trainer counts, and an optimizer without hooks cannot tell of its steps
+        self._trainer_counts_steps = scales_gradients or len(hooked) < len(trainer.optimizers)
+        self._global_step = trainer.global_step
         if self._stop_rule is not None:
             self._stop_rule.start(self._now())
 
@@ -186,7 +202,7 @@ class StepTimer(pl.Callback):
 
     def _time_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def timed_closure() -> Any:
-            self._marks += (Mark.ENTER_OTHER, self._now())
+            self._marks += (self._enter_closure, self._now())
             result = closure()
             self._marks += (Mark.EXIT, self._now())
             return result
@@ -208,9 +224,13 @@ class StepTimer(pl.Callback):
         self._confirmed.append(ConfirmedBatch(self._epoch, self._batch, self._num_samples))
         if self.first_batch_end_ns is None:
             self.first_batch_end_ns = now
-        if self._stop_rule is not None and self._stop_rule.batch_done(now, completes_step=self._took_step):
+        if self._stop_rule is None:
+            return
+        completes_step, self._took_step = self._took_step, False
+        if self._trainer_counts_steps:
+            completes_step, self._global_step = trainer.global_step != self._global_step, trainer.global_step
+        if self._stop_rule.batch_done(now, completes_step=completes_step):
             trainer.should_stop = True
-        self._took_step = False
 
     def _end_epoch(self) -> None:
         self._marks += (Mark.EPOCH_END, self._now())
@@ -291,8 +311,7 @@ class _Tap(Profiler):
         marks: list[int],
         now: Callable[[], int],
         at_end: Mapping[tuple[str, str], Callable[[], None]],
-        *,
-        scales_gradients: bool,
+        phase_marks: Mapping[tuple[str, str], Marks],
     ) -> None:
         super().__init__(dirpath=users_profiler.dirpath, filename=users_profiler.filename)
         self._users = users_profiler
@@ -300,7 +319,7 @@ class _Tap(Profiler):
         self._marks = marks
         self._now = now
         self._at_end = at_end
-        self._phase_marks = SCALED_PHASE_MARKS if scales_gradients else PHASE_MARKS
+        self._phase_marks = phase_marks
         self._contexts: dict[str, AbstractContextManager[None]] = {}
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]

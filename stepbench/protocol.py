@@ -13,6 +13,9 @@ SLOW_BATCH_S = 0.2
 
 SLOW_TIMED_BATCHES = 10
 
+PATIENCE = 20
+"""How many times its planned length a run may take until its first optimizer step."""
+
 
 class ProtocolRule:
     """Follows a run batch by batch. The warm-up ends, and the run stops, only where an optimizer step is complete."""
@@ -22,6 +25,7 @@ class ProtocolRule:
         self._start_ns = 0
         self._warm_ns: int | None = None
         self._num_batches = 0
+        self._has_steps = False
         self.num_warmup_batches: int | None = None
         """How many batches the warm-up took; None while it lasts."""
 
@@ -33,7 +37,8 @@ class ProtocolRule:
         """A batch has ended; returns whether the run is to stop (with `epochs` only the last one's end stops it)."""
         self._num_batches += 1
         if not completes_step:
-            return False
+            return self._is_without_steps(now_ns)
+        self._has_steps = True
         if self._warm_ns is None or self.num_warmup_batches is None:
             elapsed_s = (now_ns - self._start_ns) / NS_PER_S
             if self._num_batches >= self._protocol.warmup_batches and elapsed_s >= self._protocol.warmup_s:
@@ -48,6 +53,13 @@ class ProtocolRule:
         if timed_s <= SLOW_BATCH_S * num_timed:
             enough = self._protocol.timed_batches
         return num_timed >= enough and timed_s >= self._protocol.timed_s
+
+    def _is_without_steps(self, now_ns: int) -> bool:
+        """Whether a run has gone on far longer than it should without a single optimizer step, and never will stop."""
+        enough = PATIENCE * (self._protocol.warmup_batches + self._protocol.timed_batches)
+        enough_s = PATIENCE * (self._protocol.warmup_s + self._protocol.timed_s)
+        is_late = self._num_batches >= enough and (now_ns - self._start_ns) / NS_PER_S >= enough_s
+        return is_late and not self._has_steps and self._protocol.epochs is None
 
 
 def mark_warmup(rows: Sequence[BatchTiming], num_warmup_batches: int | None) -> list[BatchTiming]:

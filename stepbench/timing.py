@@ -3,7 +3,8 @@
 A window runs from one request for a batch to the next. One cursor walks over the marks and books every nanosecond of
 the window to the innermost phase entered at that moment (exclusive time), so that nesting is right by itself: forward
 and backward inside the optimizer step's closure, several closures in one step, hooks inside hooks. The phases of a
-window therefore sum to its wall time exactly. Windows that no end-of-batch mark confirms are discarded.
+window therefore sum to its wall time exactly. A window that no end-of-batch mark confirms is discarded, and so is one
+whose marks contradict each other: what cannot be told is not guessed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Mark(IntEnum):
     STEP_CALLED = 9
     """An optimizer step is asked for: enters other, since forward and backward run inside it."""
     SCALED_STEP_CALLED = 10
-    """The same where a gradient scaler is at work: enters optimizer, since unscaling and its update belong to it."""
+    """The same where a gradient scaler is at work: enters optimizer, since what it does belongs to it."""
     STEPPED = 11
     """An optimizer has updated its weights: leaves the phase that its step had entered."""
     BATCH_DONE = 12
@@ -81,12 +82,13 @@ class PhaseAccountant:
         self._num_steps_called = 0
         self._confirmed: ConfirmedBatch | None = None
         self._turnover_ns: int | None = None
+        self._is_consistent = True
 
     def fold(self, marks: Sequence[int], confirmed: Sequence[ConfirmedBatch]) -> None:
         """Consume `marks`, a flat series of code, nanoseconds, code, nanoseconds, …, and the batches they confirm."""
         batches = iter(confirmed)
         for code, now in zip(marks[::2], marks[1::2], strict=True):
-            if code == Mark.FETCH and (not self._stack or self._validation_start is not None):
+            if code == Mark.FETCH and (not self._open or not self._stack or self._validation_start is not None):
                 self._close(now)
                 self._start_window(now)
             elif code == Mark.EPOCH_END:
@@ -122,9 +124,11 @@ class PhaseAccountant:
             if self._stack and self._stack[-1] == Mark.ENTER_BACKWARD:
                 self._stack.pop()
         else:
-            assert self._stack, f"{Mark(code).name} without a phase to leave"
-            self._stack.pop()
             self._num_stepped += code == Mark.STEPPED
+            if self._stack:
+                self._stack.pop()
+            else:
+                self._is_consistent = False
 
     def _start_window(self, now: int) -> None:
         previous_end = self._previous_end
@@ -139,7 +143,7 @@ class PhaseAccountant:
         if not self._open:
             return
         self._open = False
-        if self._confirmed is None:
+        if self._confirmed is None or self._stack or not self._is_consistent:
             self.num_discarded += 1
             return
         end = now if self._validation_start is None else self._validation_start

@@ -75,7 +75,7 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
     rows = _rows(run)
     append_rows(cell_dir, rows, request.round, request.attempt)
     if status is Status.OK:
-        status, reason = check_batches(rows, request.spec.batch_size)
+        status, reason = check_batches(rows, run.timer.num_discarded if run.timer else 0, request.spec.batch_size)
     record = RunRecord(
         request=request,
         spec_hash=spec_hash(request.spec),
@@ -188,8 +188,10 @@ def _rows(run: _Run) -> list[BatchTiming]:
     return mark_warmup(run.timer.rows, run.rule.num_warmup_batches)
 
 
-def check_batches(rows: list[BatchTiming], batch_size: int) -> tuple[Status, str | None]:
+def check_batches(rows: list[BatchTiming], num_discarded: int, batch_size: int) -> tuple[Status, str | None]:
     """Whether a fit that ended well has measured what was asked for: batches at all, and of the size asked for."""
+    if not rows and num_discarded:
+        return Status.NO_BATCHES, f"none of {num_discarded} requests for a batch led to a batch that could be timed"
     if not rows:
         return Status.NO_BATCHES, "the data loader gave no batches"
     largest = max((row.num_samples for row in rows if row.num_samples is not None), default=None)

@@ -41,6 +41,11 @@ def test_whole_epochs_are_never_cut() -> None:
     assert follow(dataclasses.replace(QUICK, epochs=2), 0.1, limit=500) == (5, 500)
 
 
+def test_a_run_that_never_steps_is_ended() -> None:
+    assert follow(QUICK, 0.1, accumulate=10**9) == (None, 20 * 35)
+    assert follow(QUICK, 0.001, accumulate=10**9, limit=50_000) == (None, 26_000)
+
+
 def test_no_warm_up_may_be_asked_for() -> None:
     assert follow(dataclasses.replace(QUICK, warmup_batches=0, warmup_s=0.0), 0.1) == (1, 31)
 

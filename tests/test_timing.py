@@ -154,9 +154,15 @@ def test_a_step_that_was_asked_for_and_not_taken_is_flagged() -> None:
     assert row.optimizer_s == 5e-9
 
 
-def test_leaving_a_phase_that_was_not_entered_is_a_defect() -> None:
-    with pytest.raises(AssertionError, match="EXIT without a phase"):
-        fold((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.EXIT, 2))
+@pytest.mark.parametrize("contradiction", [Mark.EXIT, Mark.ENTER_FORWARD])
+def test_a_batch_whose_marks_contradict_each_other_is_discarded_alone(contradiction: Mark) -> None:
+    accountant = fold(
+        *((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.BATCH_DONE, 2)),
+        *((Mark.FETCH, 3), (Mark.EXIT, 4), (contradiction, 5), (Mark.BATCH_DONE, 6), (Mark.EPOCH_END, 7)),
+        *((Mark.FETCH, 8), (Mark.EXIT, 9), (Mark.BATCH_DONE, 10), (Mark.EPOCH_END, 11)),
+    )
+    assert [row.batch for row in accountant.rows] == [0, 2]
+    assert accountant.num_discarded == 1
 
 
 def random_marks(generator: random.Random, num_batches: int) -> tuple[list[int], list[ConfirmedBatch]]:
