@@ -100,7 +100,7 @@ def compare(name: str, rounds: int, steps: int, work_s: float) -> None:
         added = sorted(x - bare for x, bare in zip(blocks[configuration], blocks["bare"], strict=True))
         low, high = added[round(0.25 * (rounds - 1))], added[round(0.75 * (rounds - 1))]
         middle = statistics.median(added)
-        parts.append(f"{configuration} +{middle:.0f} µs [{low:.0f}, {high:.0f}] ({middle / bare_us:+.1%})")
+        parts.append(f"{configuration} {middle:+.0f} µs [{low:.0f}, {high:.0f}] ({middle / bare_us:+.1%})")
     print(f"{name}, bare step {bare_us:.0f} µs: " + "; ".join(parts), flush=True)
 
 

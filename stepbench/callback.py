@@ -152,6 +152,7 @@ class StepTimer(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note the epoch's number."""
         self._epoch = trainer.current_epoch
+        self._batch = 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop a run whose epochs are empty: its rule, which counts batches, would never end it."""
@@ -222,6 +223,7 @@ class StepTimer(pl.Callback):
         now = self._now()
         self._marks += (Mark.BATCH_DONE, now)
         self._confirmed.append(ConfirmedBatch(self._epoch, self._batch, self._num_samples))
+        self._batch, self._num_samples = self._batch + 1, None  # for a batch of None, which does not start
         if self.first_batch_end_ns is None:
             self.first_batch_end_ns = now
         if self._stop_rule is None:

@@ -9,10 +9,35 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    RichProgressBar,
+    TQDMProgressBar,
+)
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, TensorDataset
-from truth_lab import CostlyItems, CostlyStream, Lab, mean_milliseconds, phase_milliseconds
+from truth_lab import (
+    CostlyDataModule,
+    CostlyItems,
+    CostlyModule,
+    CostlyStream,
+    DictModule,
+    EndingEarlyModule,
+    Lab,
+    ManualAccumulationModule,
+    ManualClosureModule,
+    OwnCallbacksModule,
+    OwnOptimizerStepModule,
+    SometimesNoneLoader,
+    SometimesNoneModule,
+    ThreeClosuresModule,
+    TwoOptimizersModule,
+    mean_milliseconds,
+    phase_milliseconds,
+)
 
 from stepbench.callback import PHASE_MARKS, StepTimer, action_marks, count_samples
 from stepbench.record import PHASES, BatchTiming
@@ -180,6 +205,120 @@ def test_a_step_that_the_scaler_skips_is_told_from_a_free_one() -> None:
 
 def test_mixed_precision_without_a_scaler_is_plain() -> None:
     assert phase_milliseconds(Lab(precision="bf16-mixed").run()) == PLAIN
+
+
+def lab_with(module: type[CostlyModule], **settings: Any) -> Lab:
+    lab = Lab(**settings)
+    lab.module = module(lab.clock)
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (TwoOptimizersModule, (4, 2, 10, 12, 6, 8, 42)),
+        (ManualClosureModule, (4, 2, 5, 6, 3, 5.5, 25.5)),
+        (ManualAccumulationModule, (4, 2, 5, 6, 1, 5.1666667, 23.1666667)),
+        (SometimesNoneModule, (4, 2, 5, 4, 5, 7.3333333, 27.3333333)),
+        (DictModule, PLAIN),
+        (ThreeClosuresModule, (4, 2, 15, 18, 3 + 3 + 3, 13, 61)),
+        (OwnOptimizerStepModule, (4, 2, 5, 6, 5, 10, 32)),
+    ],
+)
+def test_other_ways_to_write_a_training_step(module: type[CostlyModule], expected: tuple[float, ...]) -> None:
+    rows = lab_with(module).run()
+    assert phase_milliseconds(rows) == expected
+    assert len(rows) == 24
+    assert_phases_sum_to_wall(rows)
+
+
+def test_accumulation_by_hand_counts_its_own_steps() -> None:
+    rows = lab_with(ManualAccumulationModule).run()
+    assert [row.step for row in rows] == [index // 3 for index in range(24)]
+    assert [row.took_optimizer_step for row in rows] == [False, False, True] * 8
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_gradient_clipping_belongs_to_the_optimizer(algorithm: str) -> None:
+    lab = Lab(gradient_clip_val=0.5, gradient_clip_algorithm=algorithm)
+    assert phase_milliseconds(lab.run()) == PLAIN
+
+
+def test_a_ragged_accumulation_window_steps_at_the_end_of_the_epoch() -> None:
+    rows = Lab(num_items=12, accumulate_grad_batches=4, max_epochs=3).run()
+    assert [row.took_optimizer_step for row in rows] == [False, False, True] * 3
+    assert [row.step for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_accumulation_may_change_with_the_epoch() -> None:
+    lab = Lab(num_items=48, max_epochs=3)
+    lab.further_callbacks = [GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})]
+    rows = lab.run()
+    assert mean_milliseconds(rows, "optimizer") == 3.0555556
+    assert [sum(row.took_optimizer_step for row in rows if row.epoch == epoch) for epoch in range(3)] == [12, 6, 4]
+
+
+def test_a_batch_that_ends_the_epoch_at_its_start_is_discarded() -> None:
+    lab = lab_with(EndingEarlyModule, max_epochs=4)
+    rows = lab.run()
+    assert phase_milliseconds(rows) == PLAIN
+    assert len(rows) == 20
+    assert lab.timer.num_discarded == 4
+
+
+def test_batches_of_none_are_timed_and_hold_no_samples() -> None:
+    lab = Lab()
+    lab.loader = SometimesNoneLoader(CostlyItems(lab.clock, 32), batch_size=4)
+    rows = lab.run()
+    assert [row.num_samples for row in rows] == [4, None] * 4
+    assert [row.batch for row in rows] == list(range(8))
+    assert phase_milliseconds(rows[::2]) == PLAIN
+    assert phase_milliseconds(rows[1::2]) == (4, 2, 0, 0, 0, 4, 10)
+
+
+def test_several_loaders_are_waited_for_together() -> None:
+    lab = lab_with(DictModule)
+    long, short = (DataLoader(CostlyItems(lab.clock, items), batch_size=4) for items in (96, 32))
+    lab.loader = CombinedLoader({"a": long, "b": short}, "max_size")
+    rows = lab.run()
+    assert phase_milliseconds(rows) == (5.3333333, 2, 5, 6, 5, 8, 31.3333333)
+
+
+def test_a_data_module_s_batch_hooks_are_told_apart() -> None:
+    lab = Lab()
+    lab.loader = CostlyDataModule(lab.clock)
+    assert phase_milliseconds(lab.run()) == (4, 7, 5, 6, 5, 1 + 2 + 7, 37)
+
+
+def test_a_timer_that_the_module_brings_along_works() -> None:
+    lab = lab_with(OwnCallbacksModule)
+    assert isinstance(lab.module, OwnCallbacksModule)
+    lab.module.own_callbacks = [lab.timer]
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False
+    )
+    trainer.fit(lab.module, DataLoader(lab.data, batch_size=4))
+    assert phase_milliseconds(lab.timer.rows) == (4, 2, 5, 6, 5, 4, 26)
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_checkpoints_and_progress_bars_leave_the_phases_alone(bar: type[pl.Callback], tmp_path: Path) -> None:
+    lab = Lab(enable_checkpointing=True, enable_progress_bar=True)
+    lab.further_callbacks = [ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=4), bar()]
+    assert phase_milliseconds(lab.run()) == PLAIN
+    assert list(tmp_path.iterdir())
+
+
+def test_only_fits_are_timed_and_each_fit_whole() -> None:
+    lab = Lab(max_epochs=1)
+    lab.validation = validation_loader(lab)
+    lab.run()
+    lab.trainer.validate(lab.module, lab.validation)
+    assert len(lab.timer.rows) == 24
+    lab.trainer.fit_loop.max_epochs = 2
+    lab.trainer.fit(lab.module, DataLoader(lab.data, batch_size=4))
+    assert phase_milliseconds(lab.timer.rows) == PLAIN
+    assert len(lab.timer.rows) == 48
 
 
 def test_an_exception_keeps_the_batches_before_it_and_puts_everything_back() -> None:

@@ -155,6 +155,148 @@ class CostlyModule(pl.LightningModule):
         self.clock.spend(0.5)
 
 
+class ManualModule(CostlyModule):
+    """Manual optimization: the loop is in the module's hands. It logs nothing and has no scheduler."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__(clock, scheduler=False)
+        self.automatic_optimization = False
+
+    def compute_loss(self, batch: torch.Tensor) -> torch.Tensor:
+        self.clock.spend(5)
+        result: torch.Tensor = _CostlyBackward.apply(self.layer(batch).mean(), self.clock)
+        return result
+
+
+class TwoOptimizersModule(ManualModule):
+    """As a GAN trains: two optimizers, toggled, each with its own loss."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            self.toggle_optimizer(optimizer)
+            loss = self.compute_loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def configure_optimizers(self) -> Any:
+        return [CostlySGD(self.clock, [self.layer.weight]), CostlySGD(self.clock, [self.layer.bias])]
+
+
+class ManualClosureModule(ManualModule):
+    """Hands its closure to the optimizer itself."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+
+        def closure() -> torch.Tensor:
+            loss = self.compute_loss(batch)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            return loss
+
+        optimizer.step(closure=closure)
+
+
+class ManualAccumulationModule(ManualModule):
+    """Steps in every third batch."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        self.manual_backward(self.compute_loss(batch))
+        if batch_idx % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class SometimesNoneModule(CostlyModule):
+    """Has no loss in every third batch."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx % 3 == 2 else loss
+
+
+class DictModule(CostlyModule):
+    """Returns its loss in a dictionary and takes its batch from one."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": super().training_step(batch["a"] if isinstance(batch, dict) else batch, batch_idx)}
+
+
+class ThreeClosuresModule(CostlyModule):
+    """Its optimizer evaluates the closure three times in a step, as LBFGS does."""
+
+    def configure_optimizers(self) -> Any:
+        clock = self.clock
+
+        class ThreeClosures(torch.optim.LBFGS):
+            def step(self, closure: Any) -> Any:  # type: ignore[override]
+                for _ in range(3):
+                    with torch.enable_grad():
+                        closure()
+                clock.spend(3)
+
+        return ThreeClosures(self.parameters())
+
+
+class EndingEarlyModule(CostlyModule):
+    """Gives up each epoch at batch 5."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
+        super().on_train_batch_start(batch, batch_idx)
+        return -1 if batch_idx == 5 else None
+
+
+class OwnOptimizerStepModule(CostlyModule):
+    """Does 2 ms of its own around the optimizer step."""
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.clock.spend(2)
+        super().optimizer_step(*args, **kwargs)
+
+
+class OwnCallbacksModule(CostlyModule):
+    """Brings its callbacks along."""
+
+    own_callbacks: list[pl.Callback]
+
+    def configure_callbacks(self) -> Any:
+        return self.own_callbacks
+
+
+class CostlyDataModule(pl.LightningDataModule):
+    """Owns the batch hooks: before transfer 1 ms, transfer 7 ms, after transfer 2 ms."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(CostlyItems(self.clock, 96), batch_size=ITEMS_PER_BATCH)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.clock.spend(1)
+        return batch
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.clock.spend(7)
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.clock.spend(2)
+        return batch
+
+
+class SometimesNoneLoader(DataLoader[torch.Tensor]):
+    """Gives None for every second batch."""
+
+    def __iter__(self) -> Any:
+        for index, batch in enumerate(super().__iter__()):
+            yield None if index % 2 else batch
+
+
 class CostlyCallback(pl.Callback):
     """Six hooks of half a millisecond each."""
 
@@ -201,14 +343,16 @@ class Lab:
         self.module = CostlyModule(self.clock)
         self.data: Dataset[torch.Tensor] = CostlyItems(self.clock, num_items)
         self.batch_size = ITEMS_PER_BATCH
+        self.loader: Any = None
         self.validation: Any = None
+        self.further_callbacks: list[pl.Callback] = []
         self.timer = StepTimer(clock=self.clock)
         self.timer_first = timer_first
         self.trainer_settings = trainer_settings
         self.exception: BaseException | None = None
 
     def run(self) -> list[BatchTiming]:
-        callbacks: list[pl.Callback] = [self.timer, CostlyCallback(self.clock)]
+        callbacks: list[pl.Callback] = [self.timer, CostlyCallback(self.clock), *self.further_callbacks]
         settings: dict[str, Any] = {
             "max_epochs": 1,
             "accelerator": "cpu",
@@ -223,7 +367,8 @@ class Lab:
             callbacks=callbacks if self.timer_first else callbacks[::-1], **{**settings, **self.trainer_settings}
         )
         self.profiler_before = self.trainer.profiler
-        self.trainer.fit(self.module, DataLoader(self.data, batch_size=self.batch_size), self.validation)
+        loader = DataLoader(self.data, batch_size=self.batch_size) if self.loader is None else self.loader
+        self.trainer.fit(self.module, loader, self.validation)
         return self.timer.rows
 
 
