@@ -8,6 +8,7 @@ of those actions are visible output of Lightning rather than a documented contra
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -89,6 +90,7 @@ class StepTimer(pl.Callback):
     on_before_backward = None  # type: ignore[assignment]
     on_after_backward = None  # type: ignore[assignment]
     on_before_optimizer_step = None  # type: ignore[assignment]
+    on_train_batch_end: Any = None
 
     def __init__(self, *, clock: Clock | None = None, stop_rule: StopRule | None = None) -> None:
         self._now = (HostClock() if clock is None else clock).now
@@ -146,6 +148,9 @@ class StepTimer(pl.Callback):
         # a scaler skips steps that the trainer counts, and an optimizer without hooks cannot tell of its steps
         self._trainer_counts_steps = scales_gradients or len(hooked) < len(trainer.optimizers)
         self._global_step = trainer.global_step
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            self._accountant.fetches_inside_step = True
+            self.on_train_batch_end = self._count_fetched_samples
         if self._stop_rule is not None:
             self._stop_rule.start(self._now())
 
@@ -186,6 +191,12 @@ class StepTimer(pl.Callback):
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
+
+    def _count_fetched_samples(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Where the training step asks for its batches itself, only the hook at the end knows the batch."""
+        self.on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     # ---- marks that no hook of Lightning's gives ----
 

@@ -49,6 +49,7 @@ class Mark(IntEnum):
 
 
 _OTHER = int(Mark.ENTER_OTHER)
+_STEP_STARTS = (Mark.STEP_CALLED, Mark.SCALED_STEP_CALLED, Mark.ENTER_FORWARD)
 
 
 class ConfirmedBatch(NamedTuple):
@@ -68,6 +69,9 @@ class PhaseAccountant:
     def __init__(self) -> None:
         self.rows: list[BatchTiming] = []
         self.num_discarded = 0
+        self.fetches_inside_step = False
+        """Whether the training step asks for its batches itself, as `training_step(self, dataloader_iter)` does. The
+        request is then no boundary: a window starts with the first call of the step after the end of the last batch."""
         self._next_step = 0
         self._previous_end: int | None = None  # end of the last window, while no window is open
         self._open = False
@@ -88,10 +92,10 @@ class PhaseAccountant:
         """Consume `marks`, a flat series of code, nanoseconds, code, nanoseconds, …, and the batches they confirm."""
         batches = iter(confirmed)
         for code, now in zip(marks[::2], marks[1::2], strict=True):
-            if code == Mark.FETCH and (not self._open or not self._stack or self._validation_start is not None):
+            if self._starts_window(code):
                 self._close(now)
                 self._start_window(now)
-            elif code == Mark.EPOCH_END:
+            if code == Mark.EPOCH_END:
                 self._close(now)
                 self._previous_end = now
             elif code == Mark.ABORT:
@@ -104,6 +108,11 @@ class PhaseAccountant:
             elif self._open and self._validation_start is None:
                 self._book(now)
                 self._move(code, now)
+
+    def _starts_window(self, code: int) -> bool:
+        if self.fetches_inside_step:
+            return code in _STEP_STARTS and (not self._open or self._confirmed is not None)
+        return code == Mark.FETCH and (not self._open or not self._stack or self._validation_start is not None)
 
     def _book(self, now: int) -> None:
         phase = self._stack[-1] if self._stack else _OTHER
@@ -134,7 +143,6 @@ class PhaseAccountant:
         previous_end = self._previous_end
         self._clear(now)
         self._open = True
-        self._stack.append(Mark.ENTER_DATA)
         self._turnover_ns = None if previous_end is None else now - previous_end
         self._previous_end = None
 

@@ -30,6 +30,7 @@ from truth_lab import (
     ManualAccumulationModule,
     ManualClosureModule,
     OwnCallbacksModule,
+    OwnFetchingModule,
     OwnOptimizerStepModule,
     SometimesNoneLoader,
     SometimesNoneModule,
@@ -274,6 +275,17 @@ def test_batches_of_none_are_timed_and_hold_no_samples() -> None:
     assert [row.batch for row in rows] == list(range(8))
     assert phase_milliseconds(rows[::2]) == PLAIN
     assert phase_milliseconds(rows[1::2]) == (4, 2, 0, 0, 0, 4, 10)
+
+
+def test_a_step_that_fetches_its_own_batches_is_timed_from_its_start() -> None:
+    lab = lab_with(OwnFetchingModule, num_items=32, max_epochs=2)
+    rows = lab.run()
+    # 3 ms of another callback and 3 of the module and its scheduler; the start hooks (2 x 0.5) of each epoch's first
+    # batch come before any mark, those of the others with the batch before
+    assert phase_milliseconds(rows) == (4, 0, 5, 6, 5, 6 - 2 / 16, 26 - 2 / 16)
+    assert len(rows) == 16
+    assert [row.num_samples for row in rows] == [4] * 16
+    assert [row.batch for row in rows] == [*range(8), *range(8)]
 
 
 def test_several_loaders_are_waited_for_together() -> None:

@@ -210,6 +210,16 @@ class ManualAccumulationModule(ManualModule):
             optimizer.zero_grad()
 
 
+class OwnFetchingModule(CostlyModule):
+    """Asks for its batches itself and leaves them where they are."""
+
+    def training_step(self, dataloader_iter: Any) -> torch.Tensor:  # type: ignore[override]
+        batch, _, _ = next(dataloader_iter)
+        self.clock.spend(5)
+        result: torch.Tensor = _CostlyBackward.apply(self.layer(batch).mean(), self.clock)
+        return result
+
+
 class SometimesNoneModule(CostlyModule):
     """Has no loss in every third batch."""
 
