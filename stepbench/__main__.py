@@ -15,9 +15,9 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from stepbench import units
+from stepbench.composition_errors import explain
 from stepbench.launcher import LaunchError, make_launcher
 from stepbench.overrides import find_unquoted_choices, prepare_arguments
 from stepbench.record import RunRequest
@@ -93,8 +93,11 @@ def main() -> int:
     plan = _Plan()
     try:
         _compose(plan)
-    except SystemExit as end:  # Hydra's command line parser has said what is wrong
-        return EXIT_OK if end.code in (0, None) else EXIT_WRONG_REQUEST
+    except SystemExit as end:
+        if end.code in (0, None):
+            return EXIT_OK
+        print("Settings are given as key=value, without dashes: batch_size=16", file=sys.stderr)
+        return EXIT_WRONG_REQUEST
     except SettingsError as error:
         plan.problems.extend(error.problems)
     except KeyboardInterrupt:
@@ -115,7 +118,8 @@ def _compose(plan: _Plan) -> None:
     full_error = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have errors come here, instead of as prints and an exit code of Hydra's
     try:
-        sys.argv = ["stepbench", *prepare_arguments(arguments)]
+        sys.argv[0] = "stepbench"
+        sys.argv[1:] = prepare_arguments(arguments)
         app = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
         app(lambda config: _collect(config, plan))()
     except SettingsError:
@@ -124,8 +128,7 @@ def _compose(plan: _Plan) -> None:
         if full_error == "1":
             traceback.print_exc()
         unquoted = find_unquoted_choices(arguments) if isinstance(error, ValueError) else []
-        causes = [str(error.__cause__)] if isinstance(error.__cause__, OmegaConfBaseException) else []
-        raise SettingsError(unquoted or [str(error) or type(error).__name__, *causes]) from error
+        raise SettingsError(unquoted or [explain(error)]) from error
     finally:
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -11,9 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from stepbench.clock import TIMERS
+from stepbench.composition_errors import did_you_mean
 from stepbench.record import Component, Protocol, RunRequest, RunSpec, canonical_json
 
 WORKER_STARTS = ("auto", "fork", "spawn")
+FREE_GROUPS = ("model", "data")
+"""Config groups whose keys belong to the user's classes."""
+
 GROUPS_SHOWN = ("model", "data", "precision", "device", "protocol")
 """Config groups whose choices label a cell."""
 
@@ -57,10 +61,12 @@ class _Checker:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
+        self._taken: set[str] = set()
         self.problems: list[str] = []
 
     def take(self, key: str, accepts: Callable[[Any], bool], expected: str) -> Any:
         """The value at a dotted key; None, with a problem noted, where it is missing or not accepted."""
+        self._taken.add(key)
         value: Any = self._values
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -71,6 +77,20 @@ class _Checker:
             self.problems.append(f"{key} must be {expected}, got {value!r}")
             return None
         return value
+
+    def find_unused(self, text: str) -> None:
+        """Note keys that change nothing: those of our own groups that nobody takes, and plain values beside them.
+
+        A plain value that another one is made of (`${name}` in the unresolved configuration, `text`) is the user's.
+        """
+        for key, value in self._values.items():
+            prefix = f"{key}."
+            known = {taken.removeprefix(prefix) for taken in self._taken if taken.startswith(prefix)}
+            if isinstance(value, Mapping):
+                unused = [prefix + name for name in value if key not in FREE_GROUPS and known and name not in known]
+                self.problems += [f"there is no setting {name}{did_you_mean(name, self._taken)}" for name in unused]
+            elif key not in self._taken and f"${{{key}}}" not in text:
+                self.problems.append(f"there is no setting {key}{did_you_mean(key, self._taken)}")
 
     def whole_number(self, key: str, *, minimum: int, optional: bool = False) -> Any:
         expected = f"a whole number >= {minimum}" + (" or null" if optional else "")
@@ -124,6 +144,7 @@ def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
     timeout_s = checker.seconds("timeout_s", positive=True, optional=True)
     checker.choice("worker_start", WORKER_STARTS)
     checker.take("plots", lambda v: isinstance(v, bool), "true or false")
+    checker.find_unused(OmegaConf.to_yaml(config))
     if checker.problems:
         raise SettingsError(checker.problems)
     return RunRequest(
@@ -155,6 +176,7 @@ def config_text(config: DictConfig) -> str:
     head = (
         "# What this cell ran, resolved. To run it again, from the directory that it was run from:\n"
         "#   python -m stepbench --config-dir THIS_DIRECTORY --config-name benchmark_config\n"
+        "# Values can be changed on the command line, such as protocol.timed_s=5; groups cannot be chosen anew.\n"
         "defaults: [base, _self_]\n\n"
     )
     return head + OmegaConf.to_yaml(OmegaConf.create(_resolve(config)))

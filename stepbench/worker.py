@@ -20,6 +20,7 @@ _IMPORT_STARTED_S = monotonic_s()
 
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
+from lightning.pytorch.accelerators import AcceleratorRegistry  # noqa: E402
 
 from stepbench import device, environment, user_code  # noqa: E402
 from stepbench.callback import StepTimer  # noqa: E402
@@ -150,6 +151,10 @@ def _make_trainer(request: RunRequest) -> pl.Trainer:
         )
     except Exception as error:
         # Every argument has been checked or is ours, so what is left is the machine.
+        usable = [name for name, entry in AcceleratorRegistry.items() if entry["accelerator"].is_available()]
+        if spec.accelerator not in ("auto", "gpu", *usable):
+            found = f"there is no {spec.accelerator} device here; usable: {', '.join(usable)}"
+            raise UnsupportedError(found) from error
         raise UnsupportedError(f"precision {spec.precision} on {spec.accelerator}: {error}") from error
 
 
@@ -196,10 +201,13 @@ def check_batches(rows: list[BatchTiming], num_discarded: int, batch_size: int) 
         return Status.NO_BATCHES, "the data loader gave no batches"
     largest = max((row.num_samples for row in rows if row.num_samples is not None), default=None)
     if largest is not None and largest != batch_size:
-        return Status.ERROR, (
-            f"batch_size={batch_size} did not reach the data loader or the data set is smaller than one batch: "
-            f"the largest batch holds {largest} samples"
+        cause = (
+            "it did not reach the data loader: put batch_size: ${batch_size} into the data's configuration and have "
+            "the data module pass it on"
         )
+        if largest < batch_size:
+            cause = f"the data set is smaller than one batch, or {cause}"
+        return Status.ERROR, f"batch_size={batch_size}, but the largest batch holds {largest} samples: {cause}"
     if summarize_run(rows) is None:
         return Status.NO_BATCHES, "no optimizer step was completed"
     return Status.OK, None

@@ -32,10 +32,14 @@ LAYERS = {
     },
     "server": {"environment", "worker"},
     "launcher": {"clock"},
-    "settings": {"clock", "record"},
+    "composition_errors": set(),
+    "settings": {"clock", "composition_errors", "record"},
     "overrides": {"settings"},
     "sweep": {"clock", "launcher", "record", "units", ""},
-    "__main__": {"aggregate", "launcher", "overrides", "record", "report", "settings", "sweep", "units", ""},
+    "__main__": {
+        "aggregate", "composition_errors", "launcher", "overrides", "record", "report", "settings", "sweep",
+        "units", "",
+    },
 }  # fmt: skip
 
 REPORT_SIDE = {"aggregate", "report", "study", "plots", "scaling", "advice", "units", "statistics", "record"}

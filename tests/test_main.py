@@ -155,14 +155,15 @@ def test_a_sweep_over_faults_keeps_everything_measured(stepbench: Stepbench, tmp
 @pytest.mark.parametrize(
     ("arguments", "wording"),
     [
-        (["precision=8"], "Could not find 'precision/8'"),
-        (["batchsize=8"], "Key 'batchsize' is not in struct"),
+        (["precision=8"], "precision=8: there is no such choice; choices: 16, 16-mixed"),
+        (["batchsize=8"], "there is no setting batchsize; did you mean batch_size?; settings: data, model"),
         (["batch_size=many"], "batch_size must be a whole number >= 1, got 'many'"),
         (["batch_size=-1"], "batch_size must be a whole number >= 1, got -1"),
         (["data=image_folder"], "data.root is required and has no default"),
         (["-m", "batch_size=8,0,-1"], "cell 2 (batch_size=-1): batch_size must be a whole number >= 1, got -1"),
-        (["batch_size=8,16"], "add --multirun"),
-        (["--no-such-flag"], "unrecognized arguments"),
+        (["+batchsize=8"], "there is no setting batchsize; did you mean batch_size?"),
+        (["batch_size=8,16"], "batch_size=8,16 has several values: add -m to measure each of them"),
+        (["--batch-size", "16"], "Settings are given as key=value, without dashes: batch_size=16"),
     ],
 )
 def test_a_wrong_request_is_named_and_runs_nothing(
@@ -189,7 +190,7 @@ def test_a_wrong_request_with_the_full_error_asked_for_exits_2_as_well(
     [
         (["data=image_folder", "data.root=/no/such/place"], "error", "data.root must be a directory"),
         in_the_full_tier(["data.num_samples=0"], "no_batches", "the data loader gave no batches"),
-        in_the_full_tier(["model._target_=no.such.Net", "data=tiny"], "error", "no.such.Net"),
+        in_the_full_tier(["model._target_=no.such.Net", "data=tiny"], "error", "no.such.Net: no module no in "),
         in_the_full_tier(["model=tiny", "data=tiny", "data.num_items=3", "batch_size=8"], "error", "holds 3 samples"),
         in_the_full_tier(["model=tiny", "data=tiny", "+model.depth=3"], "error", "unexpected keyword argument 'depth'"),
     ],

@@ -81,6 +81,26 @@ def test_a_mistake_is_named_with_its_key_its_value_and_the_remedy(override: str,
     assert problems(override) == (problem,)
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("+batchsize=8", "there is no setting batchsize; did you mean batch_size?"),
+        ("+rounds=3", "there is no setting rounds"),
+        ("+protocol.timed=3", "there is no setting protocol.timed; did you mean protocol.timed_s?"),
+        ("+device.threads=3", "there is no setting device.threads"),
+    ],
+)
+def test_an_added_key_that_changes_nothing_is_a_mistake(override: str, problem: str) -> None:
+    (found,) = problems(override)
+    assert found.startswith(problem)
+
+
+def test_an_added_key_that_others_are_made_of_is_not() -> None:
+    request = read_request(composed("+hidden=64", "model.width=${hidden}", "+model.further=1"), CHOICES)
+    assert request.spec.model.arguments["width"] == 64
+    assert request.spec.model.arguments["further"] == 1
+
+
 def test_several_mistakes_are_reported_together() -> None:
     found = problems("batch_size=-3", "timer=fast", "protocol.timed_s=soon")
     assert [problem.split()[0] for problem in found] == ["batch_size", "protocol.timed_s", "timer"]

@@ -223,12 +223,18 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "status", "wording"),
     [
-        ({"data": "DeafData"}, Status.ERROR, "batch_size=16 did not reach the data loader"),
+        (
+            {"data": "DeafData"},
+            Status.ERROR,
+            "largest batch holds 3 samples: the data set is smaller than one batch, or it did",
+        ),
         ({"data_arguments": {"num_items": 10}}, Status.ERROR, "the largest batch holds 10 samples"),
         ({"data": "EmptyStreamData"}, Status.NO_BATCHES, "the data loader gave no batches"),
-        ({"accelerator": "cuda"}, Status.UNSUPPORTED, "precision 32 on cuda"),
+        ({"accelerator": "cuda"}, Status.UNSUPPORTED, "there is no cuda device here; usable: cpu"),
         ({"accelerator": "abacus"}, Status.UNSUPPORTED, "abacus"),
-        ({"model": "NoSuchModule"}, Status.ERROR, "user_code_samples.NoSuchModule"),
+        ({"model": "TinyModul"}, Status.ERROR, "user_code_samples has no TinyModul; did you mean TinyModule?"),
+        ({"model": "nested.Module"}, Status.ERROR, "user_code_samples has no nested"),
+        ({"data": "LargerBatchData"}, Status.ERROR, "largest batch holds 32 samples: it did not reach the data loader"),
         ({"model": "not_a_module"}, Status.ERROR, "model._target_ must name a lightning LightningModule"),
         ({"data": "not_a_module"}, Status.ERROR, "data._target_ must name a lightning LightningDataModule"),
         ({"model_arguments": {"depth": 3}}, Status.ERROR, "unexpected keyword argument 'depth'"),

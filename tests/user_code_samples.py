@@ -106,6 +106,13 @@ class DeafData(TinyData):
         return DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=3, drop_last=True)
 
 
+class LargerBatchData(TinyData):
+    """Takes twice as many samples as asked for."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(256, 4)), batch_size=2 * self.batch_size)
+
+
 class NothingButAnEnd(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(())
