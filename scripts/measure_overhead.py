@@ -11,6 +11,7 @@ bare trainer's block of the same round, with the interval between the quartiles.
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import random
 import statistics
@@ -85,7 +86,8 @@ def block_us(configuration: str, steps: int, work_s: float) -> float:
         enable_model_summary=False,
         **CONFIGURATIONS[configuration](),
     ).fit(NullModule(work_s), loader)
-    times = [b - a for a, b in zip(loader.requested_ns[20:], loader.requested_ns[21:], strict=False)]
+    requested_ns = loader.requested_ns[steps // 10 :]  # the first tenth is warm-up
+    times = [later - earlier for earlier, later in itertools.pairwise(requested_ns)]
     return sorted(times)[round(QUANTILE * (len(times) - 1))] / 1e3
 
 

@@ -58,8 +58,12 @@ def test_a_command_of_the_readme_runs(stepbench: Stepbench, tmp_path: Path, comm
         pytest.importorskip("sklearn")
     _, _, module, *arguments = shlex.split(command)
     if module == "stepbench.aggregate":
-        assert stepbench("-m", "batch_size=4,8", "model.width=4", "hydra.sweep.dir=study", *SHORTER).returncode == 0
-        done = stepbench(str(tmp_path / "study"), module=module)
+        directories = [name for name in arguments if name in ("OTHER", str(tmp_path / "images"))]
+        for number, name in enumerate(directories):
+            study = f"hydra.sweep.dir=study_{number}"
+            assert stepbench("-m", "batch_size=4,8", "model.width=4", study, *SHORTER).returncode == 0
+            arguments[arguments.index(name)] = f"study_{number}"
+        done = stepbench(*arguments, module=module)
     else:
         shorter = [] if "--help" in arguments else SHORTER
         done = stepbench(*arguments, *shorter, module=module)
