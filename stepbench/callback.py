@@ -103,7 +103,8 @@ class StepTimer(pl.Callback):
         self._epoch = 0
         self._batch = 0
         self._took_step = False
-        self._trainer_counts_steps = False
+        self._trainer_counts_steps = True
+        self._scales_gradients = False
         self._global_step = 0
         self._enter_closure = Mark.ENTER_OTHER
         self._num_samples: int | None = None
@@ -141,12 +142,8 @@ class StepTimer(pl.Callback):
             },
             phase_marks,
         )
-        hooked = [optimizer for optimizer in trainer.optimizers if isinstance(optimizer, torch.optim.Optimizer)]
-        for optimizer in hooked:
-            self._hook_handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._hook_handles.append(optimizer.register_step_post_hook(self._after_step))
-        # a scaler skips steps that the trainer counts, and an optimizer without hooks cannot tell of its steps
-        self._trainer_counts_steps = scales_gradients or len(hooked) < len(trainer.optimizers)
+        self._trainer_counts_steps = True  # until an optimizer's hook has been called
+        self._scales_gradients = scales_gradients
         self._global_step = trainer.global_step
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             self._accountant.fetches_inside_step = True
@@ -158,6 +155,11 @@ class StepTimer(pl.Callback):
         """Note the epoch's number."""
         self._epoch = trainer.current_epoch
         self._batch = 0
+        if not self._hook_handles:  # not earlier: the user's own `on_train_start` may replace the optimizers
+            for optimizer in trainer.optimizers:
+                if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # a wrapper may never have called its base class
+                    self._hook_handles.append(optimizer.register_step_pre_hook(self._before_step))
+                    self._hook_handles.append(optimizer.register_step_post_hook(self._after_step))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop a run whose epochs are empty: its rule, which counts batches, would never end it."""
@@ -184,13 +186,13 @@ class StepTimer(pl.Callback):
             self._restore(trainer)
 
     def _restore(self, trainer: pl.Trainer) -> None:
-        self._fold()
         if self._users_profiler is not None:
             trainer.profiler = self._users_profiler  # type: ignore[attr-defined]
             self._users_profiler = None
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
+        self._fold()
 
     def _count_fetched_samples(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -204,7 +206,7 @@ class StepTimer(pl.Callback):
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Enter the optimizer, and have the closure, which runs forward and backward inside the step, leave it."""
-        self._marks += (Mark.ENTER_OPTIMIZER, self._now())
+        self._marks += (Mark.ENTER_STEP, self._now())
         closure = kwargs.get("closure")
         if closure is not None:
             return args, {**kwargs, "closure": self._time_closure(closure)}
@@ -215,15 +217,17 @@ class StepTimer(pl.Callback):
     def _time_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def timed_closure() -> Any:
             self._marks += (self._enter_closure, self._now())
-            result = closure()
-            self._marks += (Mark.EXIT, self._now())
-            return result
+            try:
+                return closure()
+            finally:
+                self._marks += (Mark.EXIT, self._now())
 
         return timed_closure
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._marks += (Mark.STEPPED, self._now())
         self._took_step = True
+        self._trainer_counts_steps = self._scales_gradients  # a scaler skips steps, which the trainer counts
 
     def _end_batch(self, trainer: pl.Trainer) -> None:
         """Confirm the batch and ask whether enough has been measured.
@@ -233,16 +237,14 @@ class StepTimer(pl.Callback):
         """
         now = self._now()
         self._marks += (Mark.BATCH_DONE, now)
-        self._confirmed.append(ConfirmedBatch(self._epoch, self._batch, self._num_samples))
-        self._batch, self._num_samples = self._batch + 1, None  # for a batch of None, which does not start
-        if self.first_batch_end_ns is None:
-            self.first_batch_end_ns = now
-        if self._stop_rule is None:
-            return
         completes_step, self._took_step = self._took_step, False
         if self._trainer_counts_steps:
             completes_step, self._global_step = trainer.global_step != self._global_step, trainer.global_step
-        if self._stop_rule.batch_done(now, completes_step=completes_step):
+        self._confirmed.append(ConfirmedBatch(self._epoch, self._batch, self._num_samples, completes_step))
+        self._batch, self._num_samples = self._batch + 1, None  # for a batch of None, which does not start
+        if self.first_batch_end_ns is None:
+            self.first_batch_end_ns = now
+        if self._stop_rule is not None and self._stop_rule.batch_done(now, completes_step=completes_step):
             trainer.should_stop = True
 
     def _end_epoch(self) -> None:
@@ -295,7 +297,7 @@ class _WrappedContext:
 
 
 class _CallingContext:
-    """Calls a function at the end of an action."""
+    """Calls a function at the end of an action, unless an exception ended it."""
 
     __slots__ = ("_at_end",)
 
@@ -306,7 +308,8 @@ class _CallingContext:
         pass
 
     def __exit__(self, *exception: object) -> None:
-        self._at_end()
+        if exception[0] is None:
+            self._at_end()
 
 
 _NOTHING = contextlib.nullcontext()
@@ -328,7 +331,7 @@ class _Tap(Profiler):
     ) -> None:
         super().__init__(dirpath=users_profiler.dirpath, filename=users_profiler.filename)
         self._users = users_profiler
-        self._user_has_none = isinstance(users_profiler, PassThroughProfiler)
+        self._user_has_none = type(users_profiler) is PassThroughProfiler
         self._marks = marks
         self._now = now
         self._at_end = at_end
@@ -390,7 +393,7 @@ def owner_and_hook(action_name: str) -> tuple[str, str]:
 def action_marks(action_name: str, phase_marks: Mapping[tuple[str, str], Marks]) -> Marks:
     """The marks at the start and the end of an action; (None, None) where it bounds nothing."""
     owner, hook = owner_and_hook(action_name)
-    if hook in VALIDATION_HOOKS:
+    if owner and hook in VALIDATION_HOOKS:
         return Mark.VALIDATION, None
     return phase_marks.get((owner, hook), (None, None))
 

@@ -19,7 +19,11 @@ NS_PER_S = 1_000_000_000
 
 
 class Mark(IntEnum):
-    """What happened at a moment. The first six enter the phase of that name; `EXIT` leaves the innermost one."""
+    """What happened at a moment. The first six enter the phase of that name.
+
+    An exception that the user's code swallows may keep backward or an optimizer's step from being left: they end with
+    the action around them.
+    """
 
     ENTER_DATA = 0
     ENTER_TRANSFER = 1
@@ -28,6 +32,7 @@ class Mark(IntEnum):
     ENTER_OPTIMIZER = 4
     ENTER_OTHER = 5
     EXIT = 6
+    """The end of an action: leaves the phase that it had entered, and what in it was never left."""
     FETCH = 7
     """A batch is requested: enters data and, unless nested in a phase, starts a window."""
     EXIT_BACKWARD = 8
@@ -36,19 +41,24 @@ class Mark(IntEnum):
     """An optimizer step is asked for: enters other, since forward and backward run inside it."""
     SCALED_STEP_CALLED = 10
     """The same where a gradient scaler is at work: enters optimizer, since what it does belongs to it."""
-    STEPPED = 11
-    """An optimizer has updated its weights: leaves the phase that its step had entered."""
-    BATCH_DONE = 12
+    ENTER_STEP = 11
+    """An optimizer's own step starts: enters optimizer."""
+    STEPPED = 12
+    """An optimizer has updated its weights: leaves the step."""
+    BATCH_DONE = 13
     """The batch ran to its end: its window counts."""
-    VALIDATION = 13
+    VALIDATION = 14
     """Validation starts and lasts until the next request for a batch or the end of the epoch."""
-    EPOCH_END = 14
+    EPOCH_END = 15
     """The last window of the epoch ends here."""
-    ABORT = 15
+    ABORT = 16
     """An exception ended the run: the open window is lost, unless all that was left of it is validation."""
 
 
 _OTHER = int(Mark.ENTER_OTHER)
+_PHASE_OF = {Mark.ENTER_STEP: int(Mark.ENTER_OPTIMIZER)} | {code: code for code in range(_OTHER + 1)}
+_NEVER_LEFT = (Mark.ENTER_BACKWARD, Mark.ENTER_STEP)
+"""Entries of the stack that no context guards: an exception may keep them from being left."""
 _STEP_STARTS = (Mark.STEP_CALLED, Mark.SCALED_STEP_CALLED, Mark.ENTER_FORWARD)
 
 
@@ -58,6 +68,7 @@ class ConfirmedBatch(NamedTuple):
     epoch: int
     batch: int
     num_samples: int | None
+    completes_step: bool = True
 
 
 class PhaseAccountant:
@@ -83,7 +94,7 @@ class PhaseAccountant:
         self._start = self._cursor = now
         self._validation_start: int | None = None
         self._num_stepped = 0
-        self._num_steps_called = 0
+        self._is_scaled = False
         self._confirmed: ConfirmedBatch | None = None
         self._turnover_ns: int | None = None
         self._is_consistent = True
@@ -102,9 +113,11 @@ class PhaseAccountant:
                 self._abort(now)
             elif code == Mark.BATCH_DONE:
                 batch = next(batches)
-                if self._open:
+                if self._open and self._validation_start is None:
                     self._book(now)
                     self._confirmed = batch
+                    self._is_consistent = self._is_consistent and not self._stack
+                    self._stack.clear()
             elif self._open and self._validation_start is None:
                 self._book(now)
                 self._move(code, now)
@@ -115,7 +128,7 @@ class PhaseAccountant:
         return code == Mark.FETCH and (not self._open or not self._stack or self._validation_start is not None)
 
     def _book(self, now: int) -> None:
-        phase = self._stack[-1] if self._stack else _OTHER
+        phase = _PHASE_OF[self._stack[-1]] if self._stack else _OTHER
         self._phase_ns[phase] += now - self._cursor
         self._cursor = now
 
@@ -124,20 +137,33 @@ class PhaseAccountant:
             self._stack.append(code)
         elif code == Mark.FETCH:
             self._stack.append(Mark.ENTER_DATA)
-        elif code in (Mark.STEP_CALLED, Mark.SCALED_STEP_CALLED):
-            self._num_steps_called += 1
-            self._stack.append(_OTHER if code == Mark.STEP_CALLED else Mark.ENTER_OPTIMIZER)
+        elif code == Mark.STEP_CALLED:
+            self._stack.append(_OTHER)
+        elif code == Mark.SCALED_STEP_CALLED:
+            self._is_scaled = True
+            self._stack.append(Mark.ENTER_OPTIMIZER)
+        elif code == Mark.ENTER_STEP:
+            self._stack.append(code)
         elif code == Mark.VALIDATION:
-            self._validation_start = now
+            if self._confirmed is not None:  # else a callback validates on its own account, inside the batch
+                self._validation_start = now
         elif code == Mark.EXIT_BACKWARD:
             if self._stack and self._stack[-1] == Mark.ENTER_BACKWARD:
                 self._stack.pop()
+        elif code == Mark.STEPPED:
+            self._num_stepped += 1
+            self._leave(unguarded=(Mark.ENTER_BACKWARD,))
         else:
-            self._num_stepped += code == Mark.STEPPED
-            if self._stack:
-                self._stack.pop()
-            else:
-                self._is_consistent = False
+            self._leave(unguarded=_NEVER_LEFT)
+
+    def _leave(self, unguarded: tuple[int, ...]) -> None:
+        """Leave the innermost phase that was not entered by one of `unguarded`, and those on the way to it."""
+        while self._stack and self._stack[-1] in unguarded:
+            self._stack.pop()
+        if self._stack:
+            self._stack.pop()
+        else:
+            self._is_consistent = False
 
     def _start_window(self, now: int) -> None:
         previous_end = self._previous_end
@@ -162,7 +188,7 @@ class PhaseAccountant:
     def _finish_row(self, batch: ConfirmedBatch, *, batch_ns: int, validation_ns: int) -> None:
         assert sum(self._phase_ns) == batch_ns, "the phases of a batch must sum to its wall time"
         data, transfer, forward, backward, optimizer, other = (ns / NS_PER_S for ns in self._phase_ns)
-        step_ended = self._num_stepped > 0 or self._num_steps_called > 0
+        skipped = self._is_scaled and self._num_stepped == 0
         self.rows.append(
             BatchTiming(
                 epoch=batch.epoch,
@@ -179,13 +205,13 @@ class PhaseAccountant:
                 batch_s=batch_ns / NS_PER_S,
                 validation_s=validation_ns / NS_PER_S,
                 epoch_turnover_s=None if self._turnover_ns is None else self._turnover_ns / NS_PER_S,
-                took_optimizer_step=self._num_stepped > 0,
+                took_optimizer_step=batch.completes_step and not skipped,
                 starts_epoch=not self.rows or self.rows[-1].epoch != batch.epoch,
                 validation_ran=self._validation_start is not None,
-                skipped_by_scaler=self._num_steps_called > 0 and self._num_stepped == 0,
+                skipped_by_scaler=skipped,
             )
         )
-        self._next_step += step_ended
+        self._next_step += batch.completes_step
 
     def _abort(self, now: int) -> None:
         if self._open and self._validation_start is not None:

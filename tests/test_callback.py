@@ -31,11 +31,15 @@ from naive_timer import naive_errors_ms
 from torch.utils.data import DataLoader, TensorDataset
 from truth_lab import (
     CostlyItems,
+    EverySecondStepModule,
     Lab,
     ManualAccumulationModule,
     OwnCallbacksModule,
     OwnFetchingModule,
+    ReplacingModule,
     SometimesNoneLoader,
+    SwallowingModule,
+    WrappedOptimizerModule,
     mean_milliseconds,
     phase_milliseconds,
 )
@@ -171,6 +175,34 @@ def test_a_step_that_fetches_its_own_batches_has_them_counted() -> None:
     rows = lab_with(OwnFetchingModule, num_items=32, max_epochs=2).run()
     assert [row.num_samples for row in rows] == [4] * 16
     assert [row.batch for row in rows] == [*range(8), *range(8)]
+
+
+def test_steps_that_the_module_leaves_out_are_no_steps() -> None:
+    rows = lab_with(EverySecondStepModule).run()
+    assert [row.took_optimizer_step for row in rows[2:]] == [False, True] * 11
+    assert not any(row.skipped_by_scaler for row in rows)
+
+
+def test_an_exception_that_the_module_swallows_stays_in_its_batch() -> None:
+    lab = lab_with(SwallowingModule)
+    rows = lab.run()
+    assert len(rows) == 24
+    assert lab.timer.num_discarded == 0
+    ordinary = [row for index, row in enumerate(rows) if index != 5]
+    assert {phase_milliseconds([row]) for row in ordinary} == {phase_milliseconds(rows[:1])}
+    assert mean_milliseconds(rows[5:6], "optimizer") == 2
+    assert_phases_sum_to_wall(rows)
+
+
+def test_an_optimizer_without_hooks_is_counted_by_the_trainer() -> None:
+    rows = lab_with(WrappedOptimizerModule).run()
+    assert all(row.took_optimizer_step for row in rows)
+    assert [row.step for row in rows] == list(range(24))
+    assert_phases_sum_to_wall(rows)
+
+
+def test_optimizers_that_the_module_replaces_at_the_start_are_seen() -> None:
+    assert mean_milliseconds(lab_with(ReplacingModule).run(), "optimizer") == 5
 
 
 def test_a_timer_that_the_module_brings_along_works() -> None:

@@ -34,7 +34,7 @@ def test_nested_phases_take_their_time_from_the_outer_one() -> None:
     (row,) = fold(
         (Mark.FETCH, 0),
         (Mark.EXIT, 1 * MS),
-        (Mark.ENTER_OPTIMIZER, 2 * MS),
+        (Mark.ENTER_STEP, 2 * MS),
         (Mark.ENTER_OTHER, 3 * MS),  # the closure
         (Mark.ENTER_FORWARD, 5 * MS),
         (Mark.EXIT, 10 * MS),
@@ -132,10 +132,13 @@ def test_micro_batches_share_the_step_that_they_lead_to() -> None:
         start = batch * 10
         marks += [(Mark.FETCH, start), (Mark.EXIT, start + 1)]
         if batch % 3 == 2:
-            marks += [(Mark.STEP_CALLED, start + 2), (Mark.ENTER_OPTIMIZER, start + 3)]
+            marks += [(Mark.STEP_CALLED, start + 2), (Mark.ENTER_STEP, start + 3)]
             marks += [(Mark.STEPPED, start + 5), (Mark.EXIT, start + 6)]
         marks += [(Mark.BATCH_DONE, start + 9)]
-    rows = fold(*marks, (Mark.EPOCH_END, 60)).rows
+    flat = [value for mark in [*marks, (Mark.EPOCH_END, 60)] for value in mark]
+    accountant = PhaseAccountant()
+    accountant.fold(flat, [ConfirmedBatch(0, batch, 4, completes_step=batch % 3 == 2) for batch in range(6)])
+    rows = accountant.rows
     assert [row.step for row in rows] == [0, 0, 0, 1, 1, 1]
     assert [row.took_optimizer_step for row in rows] == [False, False, True] * 2
 
@@ -154,6 +157,25 @@ def test_a_step_that_was_asked_for_and_not_taken_is_flagged() -> None:
     assert row.optimizer_s == 5e-9
 
 
+def test_a_step_that_an_exception_ended_does_not_reach_into_the_next_batch() -> None:
+    accountant = fold(
+        *((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.STEP_CALLED, 2), (Mark.ENTER_STEP, 3), (Mark.ENTER_OTHER, 4)),
+        *((Mark.ENTER_BACKWARD, 5), (Mark.EXIT, 6), (Mark.EXIT, 8), (Mark.BATCH_DONE, 9)),
+        *((Mark.FETCH, 10), (Mark.EXIT, 12), (Mark.BATCH_DONE, 13), (Mark.EPOCH_END, 14)),
+    )
+    first, second = accountant.rows
+    assert (first.backward_s, first.optimizer_s, first.other_s) == (1e-9, 3e-9, 5e-9)
+    assert (second.data_s, second.other_s) == (2e-9, 2e-9)
+    assert accountant.num_discarded == 0
+
+
+def test_validation_inside_a_batch_is_the_batch_s_own() -> None:
+    (row,) = fold(
+        *((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.VALIDATION, 2), (Mark.BATCH_DONE, 7), (Mark.EPOCH_END, 8)),
+    ).rows
+    assert (row.batch_s, row.validation_ran) == (8e-9, False)
+
+
 @pytest.mark.parametrize("contradiction", [Mark.EXIT, Mark.ENTER_FORWARD])
 def test_a_batch_whose_marks_contradict_each_other_is_discarded_alone(contradiction: Mark) -> None:
     accountant = fold(
@@ -163,6 +185,16 @@ def test_a_batch_whose_marks_contradict_each_other_is_discarded_alone(contradict
     )
     assert [row.batch for row in accountant.rows] == [0, 2]
     assert accountant.num_discarded == 1
+
+
+PAIRS = [
+    *(
+        (phase, Mark.EXIT)
+        for phase in (Mark.ENTER_TRANSFER, Mark.ENTER_FORWARD, Mark.ENTER_OPTIMIZER, Mark.ENTER_OTHER)
+    ),
+    (Mark.ENTER_BACKWARD, Mark.EXIT_BACKWARD),
+    (Mark.ENTER_STEP, Mark.STEPPED),
+]
 
 
 def random_marks(generator: random.Random, num_batches: int) -> tuple[list[int], list[ConfirmedBatch]]:
@@ -176,16 +208,20 @@ def random_marks(generator: random.Random, num_batches: int) -> tuple[list[int],
 
     def phases(depth: int) -> None:
         for _ in range(generator.randrange(3)):
-            mark(Mark(generator.randrange(1, 6)))
+            enter, leave = generator.choice(PAIRS)
+            mark(enter)
             if depth < 3:
                 phases(depth + 1)
-            mark(Mark.EXIT)
+            if leave == Mark.EXIT or generator.random() < 0.8:  # else an exception was swallowed
+                mark(leave)
 
     batches = []
     for batch in range(num_batches):
         mark(Mark.FETCH)
         mark(Mark.EXIT)
+        mark(Mark.ENTER_OTHER)
         phases(0)
+        mark(Mark.EXIT)
         mark(Mark.BATCH_DONE)
         batches.append(ConfirmedBatch(epoch=0, batch=batch, num_samples=1))
         if generator.random() < 0.2:

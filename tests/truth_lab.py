@@ -7,6 +7,7 @@ Plain: data 4, transfer 2, forward 5, backward 6, optimizer 5, other 8; the batc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -265,6 +266,65 @@ class OwnOptimizerStepModule(CostlyModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.clock.spend(2)
         super().optimizer_step(*args, **kwargs)
+
+
+class EverySecondStepModule(CostlyModule):
+    """Lets the optimizer step in every second batch only, as Lightning's documentation shows."""
+
+    def optimizer_step(self, epoch: Any, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx % 2 == 1:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+
+class SwallowingModule(CostlyModule):
+    """Its optimizer fails in one batch, after its closure, and it takes no notice."""
+
+    def configure_optimizers(self) -> Any:
+        clock = self.clock
+
+        class FailingSGD(CostlySGD):
+            num_steps = 0
+
+            def step(self, closure: Any = None) -> Any:
+                self.num_steps += 1
+                if self.num_steps == 6:
+                    closure()
+                    raise FloatingPointError
+                return super().step(closure)
+
+        return FailingSGD(clock, self.parameters())
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(FloatingPointError):
+            super().optimizer_step(*args, **kwargs)
+
+
+class WrappedOptimizerModule(CostlyModule):
+    """Its optimizer is a wrapper that never calls its base class's constructor, and so has no hooks."""
+
+    def configure_optimizers(self) -> Any:
+        inner = CostlySGD(self.clock, self.parameters())
+
+        class Wrapper(torch.optim.Optimizer):
+            def __init__(self) -> None:
+                self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+
+            def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+                return inner.step(closure)
+
+            def zero_grad(self, set_to_none: bool = True) -> None:
+                inner.zero_grad(set_to_none)
+
+        return Wrapper()
+
+
+class ReplacingModule(CostlyModule):
+    """Sets its optimizers up anew when training starts."""
+
+    def on_train_start(self) -> None:
+        self.trainer.strategy.setup_optimizers(self.trainer)
 
 
 class OwnCallbacksModule(CostlyModule):
