@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,16 +62,21 @@ class _Plan:
 def _collect(config: DictConfig, plan: _Plan) -> None:
     """Hydra's task function: freeze one cell into the plan. Measuring starts when all cells are known."""
     hydra_config = HydraConfig.get()
+    _refuse_what_is_not_supported(hydra_config)
     overrides = tuple(str(override) for override in hydra_config.overrides.task)
     plan.is_sweep = hydra_config.mode is RunMode.MULTIRUN
-    _refuse_plugins(hydra_config)
-    key, directory = (
+    key, name = (
         ("hydra.sweep.dir", hydra_config.sweep.dir) if plan.is_sweep else ("hydra.run.dir", hydra_config.run.dir)
     )
-    plan.directory = Path(os.path.abspath(directory))
+    directory = Path(os.path.abspath(Path(hydra_config.runtime.cwd) / name))
+    if plan.cells and directory != plan.directory:
+        raise SettingsError([f"{key} must be the same for all cells, got {plan.directory} and {directory}"])
+    plan.directory = directory
     plan.directory_is_default = not any(override.startswith(key) for override in hydra_config.overrides.hydra)
     try:
-        request = read_request(config, {str(k): str(v) for k, v in hydra_config.runtime.choices.items() if v})
+        choices = {str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if choice}
+        _refuse_shadowed(choices, [Path(source.path) for source in hydra_config.runtime.config_sources])
+        request = read_request(config, choices)
     except SettingsError as error:
         where = f"cell {hydra_config.job.num} ({' '.join(overrides)}): " if plan.is_sweep else ""
         plan.problems.extend(f"{where}{problem}" for problem in error.problems)
@@ -78,19 +85,42 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
     plan.cells.append(_ComposedCell(request=request, config_text=config_text(config), overrides=overrides))
 
 
-def _refuse_plugins(hydra_config: HydraConf) -> None:
-    """Only Hydra's own launcher and sweeper know what is asked of them here."""
-    for kind in ("launcher", "sweeper"):
-        target = str(getattr(hydra_config, kind)["_target_"])
-        if not target.startswith("hydra._internal.core_plugins."):
-            raise SettingsError(
-                [f"hydra/{kind}={hydra_config.runtime.choices[f'hydra/{kind}']} is not supported; use basic"]
-            )
+def _refuse_what_is_not_supported(hydra_config: HydraConf) -> None:
+    """Hydra's own launcher and sweeper alone know what is asked of them here, and `sweep.py` owns the directories."""
+    problems = [
+        f"hydra/{kind}={hydra_config.runtime.choices[f'hydra/{kind}']} is not supported; use basic"
+        for kind in ("launcher", "sweeper")
+        if not str(getattr(hydra_config, kind)["_target_"]).startswith("hydra._internal.core_plugins.")
+    ]
+    if hydra_config.job.env_set:
+        problems.append("hydra.job.env_set does not reach the workers; set the variables before the command")
+    if any(override.startswith("hydra.sweep.subdir") for override in hydra_config.overrides.hydra):
+        problems.append("hydra.sweep.subdir cannot be changed: cells lie in directories numbered from 0")
+    if problems:
+        raise SettingsError(problems)
+
+
+def _refuse_shadowed(choices: Mapping[str, str], sources: Sequence[Path]) -> None:
+    """Hydra takes our file where a user's has the same group and name, without a word."""
+    users = [source for source in sources if source.is_dir() and source.resolve() != conf_dir().resolve()]
+    shadowed = [
+        directory / group / f"{choice}.yaml"
+        for group, choice in choices.items()
+        for directory in users
+        if (directory / group / f"{choice}.yaml").exists() and (conf_dir() / group / f"{choice}.yaml").exists()
+    ]
+    if shadowed:
+        raise SettingsError(
+            [f"{path} has the name of a built-in choice, which Hydra prefers: rename it" for path in shadowed]
+        )
 
 
 def main() -> int:
     """Run the command line; returns the exit code: 0 all ok, 1 some cell not ok, 2 a wrong request, 130 interrupted."""
     plan = _Plan()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interrupt: what is measured is put together
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         _compose(plan)
     except SystemExit as end:
@@ -127,7 +157,7 @@ def _compose(plan: _Plan) -> None:
     except Exception as error:
         if full_error == "1":
             traceback.print_exc()
-        unquoted = find_unquoted_choices(arguments) if isinstance(error, ValueError) else []
+        unquoted = find_unquoted_choices(arguments) if "item value in defaults" in str(error) else []
         raise SettingsError(unquoted or [explain(error)]) from error
     finally:
         if full_error is None:
@@ -189,14 +219,17 @@ def _report(plan: _Plan, directory: Path, cells: Sequence[PlannedCell]) -> None:
     """Draw and print."""
     from stepbench import aggregate, report
 
-    for cell in cells:
-        aggregate.write_cell_summary(cell.directory)
-        if plan.plots:
-            aggregate.draw_cell(cell.directory)
-    if plan.is_sweep:
-        report.print_study(aggregate.write_study([directory], directory))
-    else:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the report says them itself
+        for cell in cells:
+            aggregate.write_cell_summary(cell.directory)
+            if plan.plots:
+                aggregate.draw_cell(cell.directory)
+        study = aggregate.write_study([directory], directory) if plan.is_sweep else None
+    if study is None:
         report.print_run(directory)
+    else:
+        report.print_study(study)
 
 
 def _short(path: Path) -> str:

@@ -87,6 +87,8 @@ class ForkLauncher:
                 self._end_group(pid)
             return WorkerExit(returncode=self._read_reply()["returncode"], timed_out=timed_out)
         except (EOFError, BrokenPipeError):
+            if pid is not None:
+                _signal_group(pid, signal.SIGKILL)  # the worker dies with the server, its children do not
             returncode = self._stop_server()
             return WorkerExit(returncode=returncode or 1, timed_out=timed_out)
         except KeyboardInterrupt:
@@ -160,6 +162,8 @@ class ForkLauncher:
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         self._replies.close()
+        if not self._is_ready:
+            self._server.kill()  # it may be seconds from noticing that nobody waits for it
         returncode = self._server.wait()
         self._server = None
         return returncode

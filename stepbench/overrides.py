@@ -6,16 +6,17 @@ override, as in `model=mine -m batch_size=8,16`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from yaml import YAMLError
 
 from stepbench.settings import conf_dir
 
@@ -30,10 +31,13 @@ def config_directories(arguments: Sequence[str]) -> list[Path]:
     return [directory for directory in directories if directory.is_dir()]
 
 
-def find_groups(arguments: Sequence[str]) -> frozenset[str]:
-    """The config groups at hand: the folders of the configuration directories."""
-    directories = config_directories(arguments)
-    return frozenset(path.name for directory in directories for path in directory.iterdir() if path.is_dir())
+def find_groups(directories: Sequence[Path]) -> dict[str, list[str]]:
+    """The config groups of these directories, by name, with their choices."""
+    groups: dict[str, list[str]] = {}
+    for directory in directories:
+        for path in sorted(directory.glob("*/*.yaml")):
+            groups.setdefault(path.parent.name, []).append(path.stem)
+    return groups
 
 
 def prepare_arguments(arguments: Sequence[str]) -> list[str]:
@@ -41,7 +45,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
 
     Ends the process with Hydra's own usage message where a flag is unknown.
     """
-    groups = find_groups(arguments)
+    groups = find_groups(config_directories(arguments))
     overrides = list(get_args_parser().parse_intermixed_args(list(arguments)).overrides)
     left = list(overrides)
     flags = [argument for argument in arguments if not (left and argument == left[0] and left.pop(0))]
@@ -53,7 +57,10 @@ def find_unquoted_choices(arguments: Sequence[str]) -> list[str]:
     problems = []
     for directory in config_directories(arguments):
         for path in sorted(directory.rglob("*.yaml")):
-            config = OmegaConf.load(path)
+            try:
+                config = OmegaConf.load(path)
+            except (OSError, ValueError, YAMLError):
+                continue  # not the file in question, else Hydra had said so
             defaults = config.get("defaults") if isinstance(config, DictConfig) else None
             for entry in defaults or ():
                 for key, choice in entry.items() if isinstance(entry, DictConfig) else ():
@@ -63,21 +70,31 @@ def find_unquoted_choices(arguments: Sequence[str]) -> list[str]:
     return problems
 
 
-def quote_choices(argument: str, groups: Iterable[str]) -> str:
-    """An override such as `precision=32,16-mixed` as `precision='32',16-mixed`; anything else comes back unchanged."""
+def quote_choices(argument: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """An override such as `precision=32,16-mixed` as `precision='32',16-mixed`; anything else comes back unchanged.
+
+    `choice(…)`, `range(…)` and `glob(…)` over a group are written out, since Hydra would drop the quotes inside them.
+    """
     key = argument.partition("=")[0].lstrip("+")
-    if key.partition("@")[0] not in groups or "=" not in argument:
+    group = key.partition("@")[0]
+    if group not in groups or "=" not in argument:
         return argument
     try:
         override = OverridesParser.create().parse_override(argument)
+        value: Any = override.value()
+        if isinstance(value, ChoiceSweep):
+            choices: list[Any] = list(value.list)
+        elif isinstance(value, RangeSweep):
+            choices = list(value.range())
+        elif isinstance(value, Glob):
+            choices = value.filter(list(groups[group]))
+        else:
+            choices = [value] if _is_number(value) else []
     except HydraException:
         return argument  # Hydra says what is wrong with it
-    value: Any = override.value()
-    prefix = argument.partition("=")[0] + "="
-    if isinstance(value, ChoiceSweep):
-        choices = ",".join(_quoted(choice) for choice in value.list)
-        return prefix + (choices if value.simple_form else f"choice({choices})")
-    return prefix + _quoted(value) if _is_number(value) else argument
+    if not choices:
+        return argument
+    return argument.partition("=")[0] + "=" + ",".join(_quoted(choice) for choice in choices)
 
 
 def _is_number(value: Any) -> bool:
@@ -96,9 +113,9 @@ class QuoteSweepParameters(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Rewrite the parameters in place, before the sweeper reads them."""
         parameters = config.hydra.sweeper.get("params") or {}
-        groups = find_groups([])
+        groups = find_groups([Path(source.path) for source in config.hydra.runtime.config_sources])
         with open_dict(config):
             for key, value in list(parameters.items()):
                 text = ",".join(map(str, value)) if isinstance(value, ListConfig) else str(value)
-                if key in groups:
+                if str(key).lstrip("+") in groups:
                     parameters[key] = quote_choices(f"{key}={text}", groups).partition("=")[2]

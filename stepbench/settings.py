@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ PRECISIONS = (
     "transformer-engine-float16",
 )
 """The spellings that Lightning's Trainer takes."""
+
+A_YEAR_S = 366 * 86_400
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 """What torch.set_float32_matmul_precision takes."""
@@ -97,10 +100,10 @@ class _Checker:
         return self.take(key, lambda v: (optional and v is None) or (_is_int(v) and v >= minimum), expected)
 
     def seconds(self, key: str, *, positive: bool = False, optional: bool = False) -> Any:
-        expected = ("seconds > 0" if positive else "seconds >= 0") + (" or null" if optional else "")
+        expected = f"seconds {'>' if positive else '>='} 0, at most a year{', or null' if optional else ''}"
         value = self.take(
             key,
-            lambda v: (optional and v is None) or (_is_number(v) and (v > 0 if positive else v >= 0)),
+            lambda v: (optional and v is None) or (_is_number(v) and (0 < v if positive else 0 <= v) and v <= A_YEAR_S),
             expected,
         )
         return None if value is None else float(value)
@@ -114,7 +117,11 @@ class _Checker:
             f"{key}._target_", lambda v: isinstance(v, str) and "." in v.strip("."), "an importable dotted path"
         )
         arguments = {name: value for name, value in (self._values.get(key) or {}).items() if name != "_target_"}
-        return Component(target=target or "", arguments_json=canonical_json(arguments))
+        try:
+            return Component(target=target or "", arguments_json=canonical_json(arguments))
+        except ValueError:
+            self.problems.append(f"{key} holds an infinity or a NaN among its arguments, which no record can hold")
+            return Component(target="")
 
 
 def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
@@ -162,7 +169,7 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
         if missing:
             raise SettingsError([f"{key} is required and has no default: give it as {key}=VALUE" for key in missing])
         plain = OmegaConf.to_container(config, resolve=True)
-        canonical_json(plain)
+        json.dumps(plain)
     except OmegaConfBaseException as error:
         raise SettingsError([f"{error.full_key or 'the configuration'} cannot be resolved: {error.msg}"]) from error
     except TypeError as error:

@@ -95,23 +95,24 @@ def run_cells(cells: Sequence[PlannedCell], launcher: Launcher) -> int:
 
     Prints a line as each cell starts and completes it with the result; nothing is printed while a worker measures.
     """
-    statuses: list[Status] = []
-    durations_s: list[float] = []
-    for position, cell in enumerate(cells):
-        print(f"[{position + 1}/{len(cells)}] {cell.label} … ", end="", flush=True)
-        started_s = monotonic_s()
-        try:
-            record = measure_cell(cell, launcher)
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
+    records: list[RunRecord] = []
+    started_s = monotonic_s()
+    try:
+        for position, cell in enumerate(cells):
+            print(f"[{position + 1}/{len(cells)}] {cell.label} … ", end="", flush=True)
+            records.append(measure_cell(cell, launcher))
+            remaining = _remaining_text(monotonic_s() - started_s, len(records), len(cells))
+            print(_result_text(records[-1]) + remaining, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        current, left = cells[len(records) : len(records) + 1], cells[len(records) + 1 :]
+        for cell in current:
             _record_unmeasured(cell, Status.INTERRUPTED, "the sweep was interrupted during this cell")
-            for left in cells[position + 1 :]:
-                _record_unmeasured(left, Status.SKIPPED, "the sweep was interrupted before this cell")
-            return EXIT_INTERRUPTED
-        durations_s.append(monotonic_s() - started_s)
-        statuses.append(record.status)
-        print(_result_text(record) + _remaining_text(durations_s, len(cells)), flush=True)
-    return EXIT_OK if all(status in (Status.OK, Status.SKIPPED) for status in statuses) else EXIT_SOME_FAILED
+        for cell in left:
+            _record_unmeasured(cell, Status.SKIPPED, "the sweep was interrupted before this cell")
+        return EXIT_INTERRUPTED
+    is_ok = all(record.status in (Status.OK, Status.SKIPPED) for record in records)
+    return EXIT_OK if is_ok else EXIT_SOME_FAILED
 
 
 def measure_cell(cell: PlannedCell, launcher: Launcher) -> RunRecord:
@@ -173,9 +174,6 @@ def _result_text(record: RunRecord) -> str:
     return text
 
 
-def _remaining_text(durations_s: Sequence[float], num_cells: int) -> str:
-    left = num_cells - len(durations_s)
-    if left == 0:
-        return ""
-    about_s = left * sum(durations_s) / len(durations_s)
-    return f"  ({left} left, about {about_s:.0f} s)"
+def _remaining_text(elapsed_s: float, num_done: int, num_cells: int) -> str:
+    left = num_cells - num_done
+    return f"  ({left} left, about {left * elapsed_s / num_done:.0f} s)" if left else ""

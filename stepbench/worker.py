@@ -6,9 +6,11 @@ command, `python -m stepbench.worker DIR` measures the request that lies in DIR.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ _IMPORT_STARTED_S = monotonic_s()
 import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
 from lightning.pytorch.accelerators import AcceleratorRegistry  # noqa: E402
+from lightning.pytorch.utilities.exceptions import SIGTERMException  # noqa: E402
 
 from stepbench import device, environment, user_code  # noqa: E402
 from stepbench.callback import StepTimer  # noqa: E402
@@ -41,6 +44,10 @@ from stepbench.record import (  # noqa: E402
 from stepbench.statistics import summarize_run  # noqa: E402
 
 _IMPORT_S = monotonic_s() - _IMPORT_STARTED_S
+
+
+MAX_REASON_LENGTH = 500
+"""Characters of an exception's message that a table can bear; the whole of it is in the record's traceback."""
 
 
 class UnsupportedError(Exception):
@@ -71,12 +78,13 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
         _fit(request, run)
     except BaseException as error:  # the user's code may raise anything, SystemExit included
         status, reason = classify(error, run.timer)
-        trace = "".join(traceback.format_exception(error))
-        print(trace, file=sys.stderr)
-    rows = _rows(run)
+        trace = printable("".join(traceback.format_exception(error)))
+        with contextlib.suppress(Exception):  # the user's code may have closed the stream
+            print(trace, file=sys.stderr)
+    rows = _rows(run, request.spec.batch_size)
     append_rows(cell_dir, rows, request.round, request.attempt)
     if status is Status.OK:
-        status, reason = check_batches(rows, run.timer.num_discarded if run.timer else 0, request.spec.batch_size)
+        status, reason = check_batches(run, rows, request.spec.batch_size)
     record = RunRecord(
         request=request,
         spec_hash=spec_hash(request.spec),
@@ -164,50 +172,81 @@ def classify(error: BaseException, timer: StepTimer | None) -> tuple[Status, str
         return Status.UNSUPPORTED, str(error)
     if device.is_out_of_memory(error):
         return Status.OOM, _one_line(error)
-    interrupted = isinstance(error, KeyboardInterrupt)
-    if timer is not None and isinstance(error, SystemExit):
-        # Lightning turns a keyboard interrupt into an exit
-        interrupted = isinstance(timer.exception, KeyboardInterrupt)
-    if interrupted:
+    # Lightning turns a keyboard interrupt and SIGTERM into an exit
+    original = timer.exception if timer is not None and isinstance(error, SystemExit) else error
+    if isinstance(original, KeyboardInterrupt):
         return Status.INTERRUPTED, "the worker was interrupted"
+    if isinstance(original, SIGTERMException):
+        return Status.CRASHED, "the worker was ended by SIGTERM"
     if isinstance(error, SystemExit):
         return Status.ERROR, f"the user's code called sys.exit({error.code!r}){_place(error)}"
     return Status.ERROR, _one_line(error) + _place(error)
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    """The exception's type and message in one line of bearable length."""
+    try:
+        text = str(error)
+    except Exception:  # the user's class may fail at it
+        text = ""
+    if "in DataLoader worker process" in text:  # torch puts the worker's whole traceback into the message
+        return f"in a data loader worker: {_shortened(text.strip().splitlines()[-1])}"
+    text = _shortened(" ".join(text.split()))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _shortened(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]} … ({len(text)} characters)"
+
+
+def printable(text: str) -> str:
+    """Text that any file takes: a file name that is not UTF-8 comes as lone surrogates, which none can hold."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _place(error: BaseException) -> str:
     """Where the exception was raised, as far as it can be said of the user's own files."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    not_users = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(not_users)]
     frames = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
-def _rows(run: _Run) -> list[BatchTiming]:
+def _rows(run: _Run, batch_size: int) -> list[BatchTiming]:
+    """The timed rows; their sample counts only where they agree with the batch size that the loader has."""
     if run.timer is None or run.rule is None:
         return []
-    return mark_warmup(run.timer.rows, run.rule.num_warmup_batches)
+    rows = mark_warmup(run.timer.rows, run.rule.num_warmup_batches)
+    if _largest_batch(rows) != batch_size and _loader_batch_size(run) == batch_size:
+        # the batches are built so that their first tensor does not tell the number of samples
+        return [dataclasses.replace(row, num_samples=None) for row in rows]
+    return rows
 
 
-def check_batches(rows: list[BatchTiming], num_discarded: int, batch_size: int) -> tuple[Status, str | None]:
-    """Whether a fit that ended well has measured what was asked for: batches at all, and of the size asked for."""
+def _largest_batch(rows: list[BatchTiming]) -> int | None:
+    return max((row.num_samples for row in rows if row.num_samples is not None), default=None)
+
+
+def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> tuple[Status, str | None]:
+    """Whether a fit that ended well has measured what was asked for: batches at all, and of the size asked for.
+
+    The loader's own batch size is the proof where it has one; the samples counted in the batches are where it has none.
+    """
+    num_discarded = run.timer.num_discarded if run.timer else 0
     if not rows and num_discarded:
         return Status.NO_BATCHES, f"none of {num_discarded} requests for a batch led to a batch that could be timed"
     if not rows:
         return Status.NO_BATCHES, "the data loader gave no batches"
-    largest = max((row.num_samples for row in rows if row.num_samples is not None), default=None)
-    if largest is not None and largest != batch_size:
-        cause = (
-            "it did not reach the data loader: put batch_size: ${batch_size} into the data's configuration and have "
-            "the data module pass it on"
+    num_items = _num_items(run)
+    if num_items is not None and num_items < batch_size:
+        return Status.ERROR, f"the data set has {num_items} samples, fewer than one batch of batch_size={batch_size}"
+    found = _loader_batch_size(run) or _largest_batch(rows)
+    if found is not None and found != batch_size:
+        return Status.ERROR, (
+            f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples: put "
+            "batch_size: ${batch_size} into the data's configuration and have the data module pass it on"
         )
-        if largest < batch_size:
-            cause = f"the data set is smaller than one batch, or {cause}"
-        return Status.ERROR, f"batch_size={batch_size}, but the largest batch holds {largest} samples: {cause}"
     if summarize_run(rows) is None:
         return Status.NO_BATCHES, "no optimizer step was completed"
     return Status.OK, None
@@ -218,16 +257,15 @@ def _effective_settings(run: _Run, rows: list[BatchTiming], worker_start: str) -
     if trainer is None:
         return None
     root_device = trainer.strategy.root_device
-    counts = [row.num_samples for row in rows if row.num_samples is not None]
     return EffectiveSettings(
         precision=str(trainer.precision),
-        batch_size=max(counts, default=None),
+        batch_size=_largest_batch(rows) or _loader_batch_size(run),
         accelerator=root_device.type,
         device_name=device.device_name(root_device, environment.static_environment().cpu_model),
         num_devices=trainer.num_devices,
         strategy=type(trainer.strategy).__name__,
         accumulate_grad_batches=trainer.accumulate_grad_batches,
-        num_workers=_num_workers(trainer),
+        num_workers=_num_workers(run),
         start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         worker_start=worker_start,
         num_threads=torch.get_num_threads(),
@@ -236,14 +274,37 @@ def _effective_settings(run: _Run, rows: list[BatchTiming], worker_start: str) -
     )
 
 
-def _num_workers(trainer: pl.Trainer) -> int | None:
+def _loaders(run: _Run) -> list[Any]:
+    """The training loaders as far as they are found: the loader, or those of a list or a dictionary."""
+    loaders: Any = None if run.trainer is None else run.trainer.train_dataloader
+    if isinstance(loaders, dict):
+        return list(loaders.values())
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def _loader_batch_size(run: _Run) -> int | None:
+    """The batch size of the first training loader that has one; None where none tells."""
+    for loader in _loaders(run):
+        for holder in (loader, getattr(loader, "batch_sampler", None)):
+            size = getattr(holder, "batch_size", None)
+            if isinstance(size, int):
+                return size
+    return None
+
+
+def _num_items(run: _Run) -> int | None:
+    """The length of the only training loader's data set; None where there are several or it has none."""
+    loaders = _loaders(run)
+    dataset = getattr(loaders[0], "dataset", None) if len(loaders) == 1 else None
+    try:
+        return len(dataset) if dataset is not None and _loader_batch_size(run) is not None else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _num_workers(run: _Run) -> int | None:
     """The most worker processes that one of the training loaders has; None where no loader tells."""
-    loaders: Any = trainer.train_dataloader
-    if not isinstance(loaders, (list, tuple, dict)):
-        loaders = [loaders]
-    elif isinstance(loaders, dict):
-        loaders = list(loaders.values())
-    return max((loader.num_workers for loader in loaders if hasattr(loader, "num_workers")), default=None)
+    return max((loader.num_workers for loader in _loaders(run) if hasattr(loader, "num_workers")), default=None)
 
 
 def _environment_at_start() -> Environment:

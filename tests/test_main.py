@@ -176,6 +176,21 @@ def test_a_wrong_request_is_named_and_runs_nothing(
     assert not list(tmp_path.rglob("records"))
 
 
+def test_a_choice_that_would_be_shadowed_is_refused(stepbench: Stepbench, tmp_path: Path) -> None:
+    conf = tiny_group(tmp_path / "my_conf")
+    (conf / "model" / "mlp.yaml").write_text("_target_: user_code_samples.TinyModule\n")
+    done = stepbench("--config-dir", str(conf), "model=mlp", "data=tiny")
+    assert done.returncode == 2
+    assert f"{conf}/model/mlp.yaml has the name of a built-in choice" in done.stderr
+
+
+def test_directories_that_would_mix_cells_are_refused(stepbench: Stepbench) -> None:
+    for override in ("hydra.sweep.subdir=x", "hydra.sweep.dir=v/${batch_size}", "+hydra.job.env_set.A=2"):
+        done = stepbench("-m", "batch_size=8,16", override)
+        assert done.returncode == 2, done.stdout
+        assert override.split("=")[0].lstrip("+").removesuffix(".A") in done.stderr
+
+
 def test_a_wrong_request_with_the_full_error_asked_for_exits_2_as_well(
     stepbench: Stepbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +206,11 @@ def test_a_wrong_request_with_the_full_error_asked_for_exits_2_as_well(
         (["data=image_folder", "data.root=/no/such/place"], "error", "data.root must be a directory"),
         in_the_full_tier(["data.num_samples=0"], "no_batches", "the data loader gave no batches"),
         in_the_full_tier(["model._target_=no.such.Net", "data=tiny"], "error", "no.such.Net: no module no in "),
-        in_the_full_tier(["model=tiny", "data=tiny", "data.num_items=3", "batch_size=8"], "error", "holds 3 samples"),
+        in_the_full_tier(
+            ["model=tiny", "data=tiny", "data.num_items=3", "batch_size=8"],
+            "error",
+            "the data set has 3 samples, fewer than",
+        ),
         in_the_full_tier(["model=tiny", "data=tiny", "+model.depth=3"], "error", "unexpected keyword argument 'depth'"),
     ],
 )

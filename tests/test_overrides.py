@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from stepbench.overrides import QuoteSweepParameters, find_unquoted_choices, prepare_arguments, quote_choices
+from stepbench.settings import conf_dir
 
-GROUPS = frozenset({"precision", "model"})
+GROUPS = {"precision": ["16-mixed", "32", "64"], "model": ["mlp"]}
 
 
 @pytest.mark.parametrize(
@@ -16,7 +18,9 @@ GROUPS = frozenset({"precision", "model"})
         ("precision=32", "precision='32'"),
         ("precision=16-mixed", "precision=16-mixed"),
         ("precision=32,16-mixed,64", "precision='32',16-mixed,'64'"),
-        ("precision=choice(32,bf16)", "precision=choice('32',bf16)"),
+        ("precision=choice(32,bf16)", "precision='32',bf16"),
+        ("precision=range(16,33,16)", "precision='16','32'"),
+        ("precision=glob(*)", "precision=16-mixed,32,64"),
         ("precision='32'", "precision='32'"),
         ("precision='32',16", "precision='32','16'"),
         ("+precision=32", "+precision='32'"),
@@ -24,7 +28,7 @@ GROUPS = frozenset({"precision", "model"})
         ("model.width=32", "model.width=32"),
         ("~precision", "~precision"),
         ("precision=[", "precision=["),  # Hydra says what is wrong with it
-        ("precision=glob(1*)", "precision=glob(1*)"),
+        ("precision=glob(1*)", "precision=16-mixed"),
         ("--help", "--help"),
     ],
 )
@@ -34,6 +38,7 @@ def test_numeric_choices_of_groups_are_quoted_and_nothing_else(argument: str, qu
 
 def test_groups_of_the_users_directory_count(tmp_path: Path) -> None:
     (tmp_path / "depth").mkdir()
+    (tmp_path / "depth" / "18.yaml").write_text("a: 1")
     arguments = ["--config-dir", str(tmp_path), "depth=18,50", "precision=32"]
     assert prepare_arguments(arguments) == ["--config-dir", str(tmp_path), "depth='18','50'", "precision='32'"]
     assert prepare_arguments([f"--config-dir={tmp_path}", "depth=18"])[1] == "depth='18'"
@@ -65,18 +70,23 @@ def test_unquoted_choices_in_files_are_found(tmp_path: Path) -> None:
     assert problem == f'{tmp_path}/a.yaml: override /precision: 32 in the defaults list; write it in quotes: "32"'
 
 
+def sweep_file(parameters: Any) -> DictConfig:
+    sources = [{"path": str(conf_dir())}, {"path": ""}]
+    return OmegaConf.create({"hydra": {"sweeper": parameters, "runtime": {"config_sources": sources}}})
+
+
 def test_a_sweep_file_may_give_numbers_a_list_or_text() -> None:
-    for value in ("32,16-mixed", "32, 16-mixed", ["32", "16-mixed"], [32, "16-mixed"]):
-        config = OmegaConf.create({"hydra": {"sweeper": {"params": {"precision": value, "batch_size": "16,32"}}}})
+    for value in ("32,16-mixed", "32, 16-mixed", ["32", "16-mixed"], [32, "16-mixed"], "choice(32,16-mixed)"):
+        config = sweep_file({"params": {"precision": value, "batch_size": "16,32"}})
         QuoteSweepParameters().on_multirun_start(config)
         assert config.hydra.sweeper.params == {"precision": "'32',16-mixed", "batch_size": "16,32"}
-    config = OmegaConf.create({"hydra": {"sweeper": {"params": {"precision": 32}}}})
+    config = sweep_file({"params": {"+precision": 32}})
     QuoteSweepParameters().on_multirun_start(config)
-    assert config.hydra.sweeper.params == {"precision": "'32'"}
+    assert config.hydra.sweeper.params == {"+precision": "'32'"}
 
 
-def test_a_sweeper_without_parameters_is_left_alone() -> None:
-    for sweeper in ({"params": None}, {}):
-        config = OmegaConf.create({"hydra": {"sweeper": sweeper}})
-        QuoteSweepParameters().on_multirun_start(config)
-        assert config.hydra.sweeper == sweeper
+@pytest.mark.parametrize("sweeper", [{"params": None}, {}])
+def test_a_sweeper_without_parameters_is_left_alone(sweeper: dict[str, None]) -> None:
+    config = sweep_file(sweeper)
+    QuoteSweepParameters().on_multirun_start(config)
+    assert config.hydra.sweeper == sweeper

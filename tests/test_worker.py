@@ -126,6 +126,11 @@ def test_unknown_sample_counts_stay_unknown(measure: Measure) -> None:
         ("raise_out_of_memory", Status.OOM, "CUDA out of memory"),
         ("allocate_too_much", Status.OOM, "can't allocate memory"),
         ("exit_politely", Status.ERROR, "the user's code called sys.exit(0)"),
+        ("end_itself", Status.CRASHED, "the worker was ended by SIGTERM"),
+        ("interrupt_itself", Status.INTERRUPTED, "the worker was interrupted"),
+        ("raise_a_file_name", Status.ERROR, "no file caf\\udce9.png"),
+        ("raise_something_silent", Status.ERROR, "SilentError (user_code_samples.py:"),
+        ("raise_at_length", Status.ERROR, "xxx … (20000 characters)"),
     ],
 )
 def test_a_fault_in_batch_7_keeps_the_batches_before_it(
@@ -137,6 +142,7 @@ def test_a_fault_in_batch_7_keeps_the_batches_before_it(
     assert record.summary is None
     assert len((tmp_path / "cell" / "timing_results.csv").read_text().splitlines()) == 1 + 7
     assert "Traceback" in (record.traceback or "")
+    assert len(record.reason or "") < 700
     assert (record.traceback or "x") in log_path(tmp_path / "cell", 0, 0).read_text()
 
 
@@ -226,15 +232,23 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
         (
             {"data": "DeafData"},
             Status.ERROR,
-            "largest batch holds 3 samples: the data set is smaller than one batch, or it did",
+            "batch_size=16 did not reach the data loader, whose batches hold 3 samples",
         ),
-        ({"data_arguments": {"num_items": 10}}, Status.ERROR, "the largest batch holds 10 samples"),
+        (
+            {"data_arguments": {"num_items": 10}},
+            Status.ERROR,
+            "the data set has 10 samples, fewer than one batch",
+        ),
         ({"data": "EmptyStreamData"}, Status.NO_BATCHES, "the data loader gave no batches"),
         ({"accelerator": "cuda"}, Status.UNSUPPORTED, "there is no cuda device here; usable: cpu"),
         ({"accelerator": "abacus"}, Status.UNSUPPORTED, "abacus"),
         ({"model": "TinyModul"}, Status.ERROR, "user_code_samples has no TinyModul; did you mean TinyModule?"),
         ({"model": "nested.Module"}, Status.ERROR, "user_code_samples has no nested"),
-        ({"data": "LargerBatchData"}, Status.ERROR, "largest batch holds 32 samples: it did not reach the data loader"),
+        (
+            {"data": "LargerBatchData"},
+            Status.ERROR,
+            "the data loader, whose batches hold 32 samples",
+        ),
         ({"model": "not_a_module"}, Status.ERROR, "model._target_ must name a lightning LightningModule"),
         ({"data": "not_a_module"}, Status.ERROR, "data._target_ must name a lightning LightningDataModule"),
         ({"model_arguments": {"depth": 3}}, Status.ERROR, "unexpected keyword argument 'depth'"),

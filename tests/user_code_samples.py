@@ -61,6 +61,37 @@ def exit_politely() -> None:
     sys.exit(0)
 
 
+def end_itself() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def interrupt_itself() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def raise_a_file_name() -> None:
+    raise FileNotFoundError(f"no file {os.fsdecode(b'caf' + bytes([0xE9]) + b'.png')}")
+
+
+class SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raise_something_silent() -> None:
+    raise SilentError
+
+
+def raise_at_length() -> None:
+    raise ValueError("x" * 20_000)
+
+
+def close_streams_and_raise() -> None:
+    sys.stdout.close()
+    sys.stderr.close()
+    raise ValueError("planted")
+
+
 def sleep_forever() -> None:
     time.sleep(3600)
 
@@ -81,6 +112,12 @@ FAULTS: dict[str, Callable[[], None]] = {
         kill_itself,
         leave_quietly,
         exit_politely,
+        end_itself,
+        interrupt_itself,
+        raise_a_file_name,
+        raise_something_silent,
+        raise_at_length,
+        close_streams_and_raise,
         sleep_forever,
         start_children_and_sleep,
     )
@@ -111,6 +148,38 @@ class LargerBatchData(TinyData):
 
     def train_dataloader(self) -> Any:
         return DataLoader(TensorDataset(torch.ones(256, 4)), batch_size=2 * self.batch_size)
+
+
+class ListOfImagesData(TinyData):
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(256, 4)), self.batch_size, collate_fn=ListBatch)
+
+
+class ListBatch(list[torch.Tensor]):
+    """A batch of images of different sizes: its first tensor is one sample, of three rows."""
+
+    def __init__(self, samples: Any) -> None:
+        super().__init__([torch.ones(3, 4), *(sample[0] for sample in samples)])
+
+
+class TwoViewsData(TinyData):
+    """Each sample comes twice."""
+
+    def train_dataloader(self) -> Any:
+        def twice(samples: Any) -> Any:
+            return [torch.cat([torch.stack([sample[0] for sample in samples])] * 2)]
+
+        return DataLoader(TensorDataset(torch.ones(256, 4)), self.batch_size, collate_fn=twice)
+
+
+class FailingItems(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        raise ValueError("planted in the data")
+
+
+class FailingData(TinyData):
+    def train_dataloader(self) -> Any:
+        return DataLoader(FailingItems(torch.ones(256, 4)), self.batch_size, num_workers=self.num_workers)
 
 
 class NothingButAnEnd(IterableDataset[torch.Tensor]):
