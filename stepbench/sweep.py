@@ -21,6 +21,7 @@ from stepbench.record import (
     RunRecord,
     RunRequest,
     Status,
+    find_cells,
     log_path,
     read_record,
     record_path,
@@ -54,6 +55,8 @@ def claim_directory(directory: Path, *, may_rename: bool) -> Path:
     name serves instead if it `may_rename`. Otherwise raises `DirectoryTakenError`.
     """
     number, candidate = 1, directory
+    if not may_rename and find_cells(directory):
+        raise DirectoryTakenError(f"{directory} already holds results, its own or in it; name another directory")
     while True:
         candidate.mkdir(parents=True, exist_ok=True)
         try:

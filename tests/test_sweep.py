@@ -181,6 +181,12 @@ def test_two_sweeps_of_the_same_second_get_two_directories(tmp_path: Path) -> No
     assert claim_directory(directory, may_rename=True) == tmp_path / "17-00-00_3"
 
 
+def test_a_directory_around_other_results_is_not_taken(tmp_path: Path) -> None:
+    ok(tmp_path / "earlier" / "0", cells(tmp_path / "earlier", 1)[0].request)
+    with pytest.raises(DirectoryTakenError, match="already holds results"):
+        claim_directory(tmp_path, may_rename=False)
+
+
 def test_results_that_lie_in_a_named_directory_are_not_overwritten(tmp_path: Path) -> None:
     claim_directory(tmp_path, may_rename=False)
     with pytest.raises(DirectoryTakenError, match="already holds results"):
