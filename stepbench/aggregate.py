@@ -49,7 +49,7 @@ def draw_cell(cell_dir: Path) -> None:
     if cell is None or not cell.ok_records:
         return
     row = merge_summaries([record.summary for record in cell.ok_records if record.summary])
-    labels = _cell_labels(cell)
+    labels = cell_labels(cell)
     means = {phase: row[f"{phase}_mean_s"] for phase in PHASES}
     shares = {phase: row[f"{phase}_fraction"] for phase in PHASES}
     figure = cell_plots.plot_distribution(means, shares, labels)
@@ -74,18 +74,18 @@ def read_rows(cell: Cell) -> pd.DataFrame:
     return counted
 
 
-def _cell_labels(cell: Cell) -> cell_plots.CellLabels:
+def cell_labels(cell: Cell) -> cell_plots.CellLabels:
+    """What the pictures of a measured cell say about it."""
     record = cell.last_record
     assert record is not None and record.summary is not None
     row = merge_summaries([record.summary for record in cell.ok_records if record.summary])
     flat = axes.flatten_request(cell.request)
-    precision = axes.label_setting("precision", flat["precision"], cell.ok_records)
     rounds = len(cell.ok_records)
     host = record.environment.host if record.environment else None
     device = record.effective.device_name if record.effective else None
     basis = "one round" if rounds == 1 else f"{rounds} rounds"
     return cell_plots.CellLabels(
-        title=f"{flat['model']}, batch {flat['batch_size']}, {precision}",
+        title=f"{flat['model']}, {axes.label_request(cell.request, cell.ok_records)}",
         note=" · ".join(part for part in (basis, f"host {host}" if host else None, device) if part),
         median_step_s=row["median_step_s"],
         low_s=row["step_low_s"],
@@ -104,7 +104,7 @@ def write_study(directories: Sequence[Path], out: Path) -> Study:
     for text in study.warnings:
         warnings.warn(text, stacklevel=2)
     out.mkdir(parents=True, exist_ok=True)
-    study = dataclasses.replace(study, findings=advice.find_study_findings(study.cell_frame))
+    study = dataclasses.replace(study, findings=advice.find_findings(study))
     files = [out / REPORT_FILE, out / CELLS_FILE, out / RUNS_FILE]
     write_text_atomically(out / RUNS_FILE, to_csv(study.run_frame))
     write_text_atomically(out / CELLS_FILE, to_csv(study.cell_frame))
@@ -125,8 +125,10 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 def _write_plots(study: Study) -> list[Path]:
     out, formats = study.out, ("png", "svg")
+    if study.cell_frame["median_step_s"].isna().all():
+        return []
     files = save_figure(phase_plots.plot_phases(study), out / "phases", formats)
-    if study.cell_frame["median_step_s"].notna().sum() == 0 or not study.axes:
+    if not study.axes:
         return files
     files += save_figure(plots.plot_step_time(study), out / "step_time", formats)
     files += save_figure(plots.plot_time_per_sample(study), out / "time_per_sample", formats)
@@ -143,8 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Read the records of one or several sweeps and write tables, plots and a report.",
     )
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="a run, a sweep, or a tree of them")
-    parser.add_argument("--out", type=Path, help="where to write (default: the first DIR)")
+    parser.add_argument("--out", type=Path, help="where to write (default: DIR); required with several DIRs")
     options = parser.parse_args(arguments)
+    if options.out is None and len(options.directories) > 1:
+        message = "several directories need --out DIR, so that the study of none of them is overwritten"
+        print(f"stepbench-aggregate: {message}", file=sys.stderr)
+        return 2
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -28,6 +28,15 @@ DECISIVE_AXES = {"float32_matmul_precision": "precision"}
 NOT_AN_X_AXIS = ("seed",)
 """Numeric, but order and distance mean nothing."""
 
+PLACES = ("host", "device", "sweep")
+"""Where and when cells ran; settings of a study over several sweeps only."""
+
+LOADER_ARGUMENTS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+"""Arguments of a data module that change how samples are loaded; any other one changes the samples."""
+
+SELF_EXPLAINING = ("model", "data", "accelerator", *PLACES)
+"""Axes whose values say without their axis's name what they are."""
+
 Value = str | int | float | bool | None
 
 
@@ -48,6 +57,17 @@ class Axis:
     def column(self) -> str:
         """The column of `runs.csv` and `cells.csv` that holds the requested value."""
         return requested_column(self.name)
+
+    @property
+    def short_title(self) -> str:
+        """The name before a value: `batch 16`, `num_workers 2`."""
+        return self.title.removesuffix(" size")
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether its values are ways to do the same work, so that one can be the best: not another model or host."""
+        group, _, last = self.name.partition(".")
+        return last in LOADER_ARGUMENTS if group == "data" else group not in ("model", *NOT_AN_X_AXIS, *PLACES)
 
 
 def is_number(value: object) -> bool:
@@ -90,7 +110,8 @@ def find_axes(settings: Sequence[Mapping[str, Value]]) -> tuple[Axis, ...]:
             kept.append(name)
     short = [name.rpartition(".")[2] for name in kept]
     titles = [
-        (last if short.count(last) == 1 else name).replace("_", " ") for name, last in zip(kept, short, strict=True)
+        "batch size" if name == "batch_size" else last if short.count(last) == 1 else name
+        for name, last in zip(kept, short, strict=True)
     ]
     return tuple(
         Axis(name=name, title=title, values=_ordered(columns[name])) for name, title in zip(kept, titles, strict=True)
@@ -165,14 +186,28 @@ def label_value(value: Value) -> str:
 
 def label_setting(name: str, value: Value, records: Sequence[RunRecord]) -> str:
     """`16-mixed (ran as bf16-mixed)`: a requested value with what it ran as in these runs where that is another."""
+    if name not in EFFECTIVE_TWINS:
+        return label_value(value)
     ran_as = [find_differences(record)[name][1] for record in records if name in find_differences(record)]
     suffix = " or ".join(dict.fromkeys(label_value(effective) for effective in ran_as))
     return f"{label_value(value)} (ran as {suffix})" if suffix else label_value(value)
 
 
 def label_combination(labels: Mapping[str, str]) -> str:
-    """One label for several settings, by axis name: `16-mixed, num_workers=4`."""
+    """One label for several settings, by axis title: `autoencoder, precision 32`; of a single one its value alone."""
     if len(labels) == 1:
         return next(iter(labels.values()))
-    plain = (*GROUPS, "accelerator", "host", "device", "sweep")
-    return ", ".join(label if name in plain else f"{name.rpartition('.')[2]}={label}" for name, label in labels.items())
+    if not labels:
+        return label_value(None)
+    return ", ".join(label if title in SELF_EXPLAINING else f"{title} {label}" for title, label in labels.items())
+
+
+def label_request(request: RunRequest, records: Sequence[RunRecord]) -> str:
+    """A cell's settings without its study: `batch 16, precision 32`, then those that are not as they mostly are."""
+    flat = flatten_request(request)
+    parts = [f"batch {flat['batch_size']}", f"precision {label_setting('precision', flat['precision'], records)}"]
+    for name, usual in (("accumulate_grad_batches", 1), ("data.num_workers", 0)):
+        value = flat.get(name)
+        if is_number(value) and value != usual:
+            parts.append(f"{name.rpartition('.')[2]} {label_setting(name, value, records)}")
+    return ", ".join(parts)

@@ -1,13 +1,26 @@
-"""The notes under a picture's title: what points and bars are, from how many steps and rounds, and where measured."""
+"""How numbers came about, in words: under a picture's title what its points are, in a report method and machine."""
 
 from __future__ import annotations
 
+from stepbench import units
+from stepbench.record import Environment
+from stepbench.scaling import measured, noisy
 from stepbench.study import Study
 
-
-def name_series(study: Study, label: str) -> str:
-    """A series in running text: `precision 32`, or its label alone where several settings make it up."""
-    return f"{study.series_title} {label}" if len(study.series_axes) == 1 else label
+MEDIAN_NOTE = (
+    "Step time is a median over steps; throughput is all samples over all wall time of the same steps, "
+    "so the two need not multiply to the batch size."
+)
+PHASE_NOTE = "Phase medians need not sum to the step's median; means do."
+INTERVAL_NOTE = (
+    "± is half of the 95 % interval within one run, [low, high] that interval where it is wide; it excludes run-to-run "
+    "variation. Without it a run had too few independent steps."
+)
+ROUNDS_NOTE = (
+    "± is half of the range of the run medians, [low, high] that range where it is wide; "
+    "for a cell with one round, of the interval within it."
+)
+NOISE_NOTE = "faded with ?: too noisy to compare"
 
 
 def describe_machine(study: Study) -> str:
@@ -22,31 +35,112 @@ def describe_machine(study: Study) -> str:
 
 def describe_step_time(study: Study) -> str:
     """What points and bars of a step-time picture are."""
-    rounds = study.cell_frame["num_rounds"].astype("int64")
-    measured = study.cell_frame[rounds > 0]
-    if measured.empty:
+    frame = measured(study.cell_frame)
+    if frame.empty:
         return describe_machine(study)
-    steps = measured["num_steps"].astype("int64")
+    steps, rounds = frame["num_steps"].astype("int64"), frame["num_rounds"].astype("int64")
     if (rounds <= 1).all():
-        bars = "95 % interval within one run; excludes run-to-run variation (hollow)"
+        bars = "95 % interval within the run, a repeat may differ more"
     else:
-        bars = "range of the run medians; hollow: one run, 95 % interval within it"
-    return (
-        f"median of {_span(steps.min(), steps.max())} steps, {_span(rounds[rounds > 0].min(), rounds.max())} "
-        f"{'round' if rounds.max() == 1 else 'rounds'} · bars: {bars}\n{describe_machine(study)}"
-    )
+        bars = "range of the run medians, of one run the 95 % interval within it"
+    text = f"median of {_span(steps.min(), steps.max())} steps"
+    if rounds.max() > 1:
+        text += f", {_span(rounds.min(), rounds.max())} rounds"
+    return "\n".join([f"{text} · bars: {bars}", *_describe_points(study), describe_machine(study)])
 
 
-def describe_throughput(study: Study) -> str:
-    """What the points of a throughput picture are."""
+def describe_ratio(study: Study, what: str) -> str:
+    """What the points of a picture are whose values are not medians of steps and have no interval."""
+    return "\n".join([f"{what} · uncertainty not shown", *_describe_points(study), describe_machine(study)])
+
+
+def _describe_points(study: Study) -> list[str]:
+    """What hollow and faded points say, where there are any."""
     rounds = study.cell_frame["num_rounds"].astype("int64")
-    measured = study.cell_frame[rounds > 0]
-    if measured.empty:
+    notes = ["hollow marker: one run"] if (rounds == 1).any() else []
+    notes += [NOISE_NOTE] if noisy(study.cell_frame).any() else []
+    return [" · ".join(notes)] if notes else []
+
+
+def describe_steps(study: Study, what: str) -> str:
+    """What the points of a throughput picture are: `what` of the same steps."""
+    frame = measured(study.cell_frame)
+    if frame.empty:
         return describe_machine(study)
-    steps = measured["num_steps"].astype("int64")
-    text = f"samples over wall time of the same {_span(steps.min(), steps.max())} steps · no interval"
-    return f"{text}\n{describe_machine(study)}"
+    steps = frame["num_steps"].astype("int64")
+    return describe_ratio(study, f"{what} of the same {_span(steps.min(), steps.max())} steps")
 
 
 def _span(low: float, high: float) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+# ---- what was measured, and where ----
+
+
+def environment_lines(study: Study) -> tuple[str, ...]:
+    """Each machine of the study in one line, then the versions and commits that its runs met."""
+    records = [record for cell in study.cells for record in cell.records]
+    lines: list[str] = []
+    for record in records:
+        if record.environment is not None:
+            device = record.effective.device_name if record.effective else None
+            lines.append(describe_environment(record.environment, device))
+            versions = ", ".join(f"{name} {version}" for name, version in record.environment.versions)
+            if versions:
+                lines.append(versions)
+            if record.environment.git_commit:
+                dirty = " with uncommitted changes" if record.environment.git_dirty else ""
+                lines.append(f"git commit {record.environment.git_commit[:12]}{dirty}")
+    lines = list(dict.fromkeys(lines))
+    return tuple(line for line in lines if not any(other != line and other.startswith(line) for other in lines))
+
+
+def describe_environment(environment: Environment, device_name: str | None) -> str:
+    """A machine in one line."""
+    cores = environment.num_usable_cores or environment.num_cores
+    parts = [
+        f"host {environment.host}",
+        environment.operating_system,
+        environment.cpu_model,
+        units.format_count(cores, "usable core") if cores else None,
+        units.format_bytes(environment.memory_bytes) + " memory" if environment.memory_bytes else None,
+        f"device {device_name}" if device_name and device_name != environment.cpu_model else None,
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def method_lines(study: Study) -> tuple[str, ...]:
+    """How the numbers came about."""
+    requests = [cell.request for cell in study.cells]
+    protocols = dict.fromkeys(request.protocol for request in requests)
+    lines = [
+        f"protocol {protocol.name}: "
+        + (
+            units.format_count(protocol.epochs, "whole epoch")
+            if protocol.epochs
+            else f"at least {units.format_count(protocol.timed_batches, 'batch', 'batches')} "
+            "(fewer where they are slow) "
+            f"and {protocol.timed_s:g} s timed after a warm-up of at least "
+            f"{units.format_count(protocol.warmup_batches, 'batch', 'batches')} and {protocol.warmup_s:g} s"
+        )
+        for protocol in protocols
+    ]
+    timers = dict.fromkeys(
+        (record.effective.timer if record.effective and record.effective.timer else record.request.timer)
+        for cell in study.cells
+        for record in cell.records
+    )
+    lines += [f"timer: {timer}" for timer in timers]
+    steps = measured(study.cell_frame)["num_steps"]
+    if steps.empty:
+        return tuple(lines)
+    low, high = int(steps.min()), int(steps.max())
+    span = units.format_count(low, "step") if low == high else f"{low:,} to {units.format_count(high, 'step')}"
+    lines.append(f"{span} timed per cell")
+    return (*lines, MEDIAN_NOTE, PHASE_NOTE, INTERVAL_NOTE if is_one_round(study) else ROUNDS_NOTE)
+
+
+def is_one_round(study: Study) -> bool:
+    """Whether no cell was measured more than once."""
+    return all(len(cell.ok_records) <= 1 for cell in study.cells)

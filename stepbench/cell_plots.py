@@ -27,6 +27,9 @@ from stepbench.record import PHASES
 SMALL_SLICE_FRACTION = 0.03
 """Thinner slices of the pie are drawn as one (STATISTICS P5)."""
 
+MAX_HATCHED_COLUMNS = 60
+"""Hatching of more columns than this is noise, not a pattern."""
+
 MAX_COLUMNS = 800
 """As many columns as the picture has room for; beyond, neighbouring batches share one."""
 
@@ -68,14 +71,15 @@ def plot_batch_breakdown(rows: pd.DataFrame, labels: CellLabels) -> Figure:
             colors=[PHASE_COLOURS[phase] for phase in PHASES],
             linewidth=0,
         )
-        if len(rows) <= 400:
+        is_hatched = len(starts) <= MAX_HATCHED_COLUMNS
+        if is_hatched:
             for phase, polygon in zip(PHASES, polygons, strict=True):
                 polygon.set(hatch=PHASE_HATCHES[phase], edgecolor="white")
         note = _decorate(axes, rows, unit, labels)
         if stride > 1:
             note += f"\neach column is the mean of {stride} batches"
         axes.set_ylabel(f"time per batch [{unit.name}]")
-        handles: list[Any] = [*reversed(phase_patches(present)), *_note_handles(axes)]
+        handles: list[Any] = [*reversed(phase_patches(present, is_hatched)), *_note_handles(axes)]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
         add_title(figure, f"Phases batch by batch: {labels.title}", note)
     return figure
@@ -91,7 +95,6 @@ def plot_total_time(rows: pd.DataFrame, labels: CellLabels) -> Figure:
         axes = figure.add_subplot()
         note = _decorate(axes, rows, unit, labels)
         limit = axes.get_ylim()[1]
-        axes.set_ylim(robust_floor(timed.to_numpy() * unit.per_s, limit), limit)
         x = np.arange(1, len(rows) + 1)
         inside = values <= limit
         size = float(np.clip(900 / len(rows), 2.5, 18))
@@ -205,14 +208,6 @@ def robust_limit(timed: Any) -> float:
     return float(1.12 * ordered[ordered <= fence].max())
 
 
-def robust_floor(timed: Any, limit: float) -> float:
-    """A lower limit for points (never for bars): zero unless the bulk lies far above it, but no magnifying glass."""
-    lowest, middle = float(timed.min()), float(np.median(timed))
-    span = max(limit - lowest, 0.25 * middle)
-    floor = lowest - 0.3 * span
-    return floor if floor > 0.4 * middle else 0.0
-
-
 def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: CellLabels) -> str:
     """Limits, warm-up, round, epoch and validation marks, points above the limit; returns the note that names them."""
     values = rows["batch_s"].to_numpy() * unit.per_s
@@ -228,11 +223,12 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
         axes.axvspan(
             start + 0.5,
             end + 0.5,
-            color="0.45",
-            linewidth=0,
-            alpha=0.25,
+            facecolor=(1, 1, 1, 0.55),
+            edgecolor="black",
+            linewidth=1.0,
+            linestyle=(0, (3, 1.5)),
             zorder=5,
-            label="_warmup" if i else "warm-up",
+            label="_warmup" if i else "warm-up (paler)",
         )
     starts = np.flatnonzero(rows["starts_epoch"].to_numpy(dtype=bool) & (np.arange(len(rows)) > 0))
     validated = np.flatnonzero(rows["validation_ran"].to_numpy(dtype=bool))
@@ -274,17 +270,16 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
             color=FAILURE_COLOUR,
             transform=transform,
             clip_on=False,
-            label="above the picture",
+            label="not shown: slower",
             zorder=7,
         )
     lines = [_describe_rows(rows, labels)]
     if above.any():
         highest = units.format_duration(float(values.max()) / unit.per_s)
         num_warmup = int((above & warmup).sum())
-        where = f", {'all' if num_warmup == above.sum() else f'{num_warmup:,}'} in the warm-up" if num_warmup else ""
-        lines.append(
-            f"{units.format_count(int(above.sum()), 'batch', 'batches')} above the picture, up to {highest}{where}"
-        )
+        where = f"; {'all' if num_warmup == above.sum() else f'{num_warmup:,}'} in the warm-up" if num_warmup else ""
+        count = units.format_count(int(above.sum()), "slower batch", "slower batches")
+        lines.append(f"{count} not shown (up to {highest}{where})")
     return "\n".join([*lines, labels.note])
 
 
@@ -299,5 +294,5 @@ def _describe_rows(rows: pd.DataFrame, labels: CellLabels) -> str:
 
 def _note_handles(axes: Axes) -> list[Any]:
     handles, names = axes.get_legend_handles_labels()
-    wanted = ("warm-up", "epoch starts", "validation follows", "above the picture")
+    wanted = ("warm-up (paler)", "epoch starts", "validation follows", "not shown: slower")
     return [handle for handle, name in zip(handles, names, strict=True) if name in wanted]

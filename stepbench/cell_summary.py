@@ -87,10 +87,7 @@ def _numbers(cell: Cell) -> dict[str, Any]:
             for name in ("median", "mean", *QUANTITIES)
         }
         phases[phase] = {"share_fraction": row[f"{phase}_fraction"], **own, "spread": _spread(own)}
-    shares = {phase: row[f"{phase}_fraction"] for phase in PHASES}
-    findings = advice.find_cell_findings(
-        shares, row["mean_step_s"], row["median_step_s"], row["step_low_s"], row["step_high_s"]
-    )
+    findings = advice.find_cell_findings(row, cell.ok_records)
     return {
         "findings": [finding.text for finding in findings],
         "step": step,

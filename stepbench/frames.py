@@ -9,9 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from stepbench import units
 from stepbench.axes import Axis, Value, is_number, requested_column
 from stepbench.cells import Cell
 from stepbench.record import PHASES, EffectiveSettings, RunRecord, RunSummary
+
+TRUSTED, NOISY = "ok", "noisy"
+"""The verdicts on a measured cell's numbers (STATISTICS S11); a cell without numbers has None."""
 
 
 def _requested(values: Mapping[str, Value], axes: Sequence[Axis]) -> dict[str, Value]:
@@ -81,10 +85,33 @@ def summary_columns(summary: RunSummary | None) -> dict[str, Any]:
     }
 
 
+def spread_of_steps(row: Mapping[str, Any]) -> float | None:
+    """Interquartile range over median of the step times in a row of summary columns."""
+    median_s, low_s, high_s = (row[name] for name in ("median_step_s", "p25_step_s", "p75_step_s"))
+    if any(pd.isna(value) for value in (median_s, low_s, high_s)) or median_s == 0:
+        return None
+    return float((high_s - low_s) / median_s)
+
+
+def is_noisy(row: Mapping[str, Any]) -> bool:
+    """Whether a row's median step time is too uncertain to be compared with another.
+
+    Its interval is wider than ± `units.WIDE_FRACTION`; or there is none, and the steps are spread wider than that.
+    """
+    median_s, low_s, high_s = (row[name] for name in ("median_step_s", "step_low_s", "step_high_s"))
+    if pd.isna(median_s):
+        return False
+    if pd.isna(low_s) or pd.isna(high_s):
+        return (spread_of_steps(row) or 0.0) > 2 * units.WIDE_FRACTION
+    return bool(high_s - low_s > 2 * units.WIDE_FRACTION * median_s)
+
+
 def cell_row(cell: Cell, values: Mapping[str, Value], axes: Sequence[Axis], series: str) -> dict[str, Any]:
     """A row of `cells.csv`: a cell over its rounds."""
     ok = cell.ok_records
-    identity = {"cell": cell.name, "series": series, "status": cell.status, "reason": cell.reason}
+    summary = merge_summaries([record.summary for record in ok if record.summary])
+    verdict = None if not ok else NOISY if is_noisy(summary) else TRUSTED
+    identity = {"cell": cell.name, "series": series, "status": cell.status, "reason": cell.reason, "verdict": verdict}
     counts = {"num_rounds": len(ok), "num_runs": len(cell.records)}
     memory = {
         name: _median_known([getattr(record, name) for record in ok])
@@ -95,7 +122,7 @@ def cell_row(cell: Cell, values: Mapping[str, Value], axes: Sequence[Axis], seri
         | counts
         | _requested(values, axes)
         | _effective(cell.last_record)
-        | merge_summaries([record.summary for record in ok if record.summary])
+        | summary
         | {"samples_per_step": _samples_per_step(cell)}
         | {name: None if value is None else round(value) for name, value in memory.items()}
     )

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from stepbench import units
 from stepbench.axes import label_value
-from stepbench.captions import describe_machine, name_series
+from stepbench.captions import describe_machine
 from stepbench.plot_style import (
     FAILURE_COLOUR,
+    NOISY_ALPHA,
     PHASE_COLOURS,
     PHASE_HATCHES,
     add_title,
@@ -24,7 +26,8 @@ from stepbench.plot_style import (
     theme,
 )
 from stepbench.record import PHASES
-from stepbench.study import ALL_CELLS, Study
+from stepbench.scaling import noisy
+from stepbench.study import ALL_CELLS, Study, name_series, plain_value
 
 MAX_CELLS = 60
 """More bars than this are no picture; the rest stands in cells.csv."""
@@ -47,7 +50,9 @@ def plot_phases(study: Study) -> Figure:
     frame = study.cell_frame.iloc[:MAX_CELLS]
     rows = _lay_out(study, len(frame))
     unit = units.duration_unit(frame["median_step_s"].astype("float64"))
-    note = f"bars: mean per step · ◇ median step and its interval\n{describe_machine(study)}"
+    doubtful = noisy(frame).tolist()
+    meaning = "bars: mean per step · ◇ median step and its interval" + (" · ?: too noisy to compare" * any(doubtful))
+    note = f"{meaning}\n{describe_machine(study)}"
     if len(study.cell_frame) > MAX_CELLS:
         note += f"\nfirst {MAX_CELLS} of {len(study.cell_frame)} cells; all of them in cells.csv"
     height = max(2.6, 1.5 + 0.26 * (rows[-1].position + 1))
@@ -87,6 +92,7 @@ def plot_phases(study: Study) -> Figure:
 def _lay_out(study: Study, num_cells: int) -> list[Row]:
     """Bars from the top, series by series under their headings; the x value labels each bar."""
     frame = study.cell_frame.iloc[:num_cells]
+    doubtful = noisy(frame).tolist()
     rows: list[Row] = []
     position, heading = 0.0, None
     for index in range(num_cells):
@@ -98,10 +104,10 @@ def _lay_out(study: Study, num_cells: int) -> list[Row]:
             rows.append(Row(position=position, label=name_series(study, series), index=None))
             position, heading = position + 1, series
         if study.x_axis is not None:
-            label = f"{study.x_axis.title.removesuffix(' size')} {label_value(cell[study.x_axis.column])}"
+            label = f"{study.x_axis.short_title} {label_value(plain_value(cell[study.x_axis.column]))}"
         else:
             label = str(cell["cell"]) if series == ALL_CELLS else series
-        rows.append(Row(position=position, label=label, index=index))
+        rows.append(Row(position=position, label=f"{label} ?" if doubtful[index] else label, index=index))
         position += 1
     return rows
 
@@ -142,10 +148,11 @@ def _label_segments(axes: Axes, bars: Sequence[Row], shares: Any) -> None:
 
 def _draw_medians(axes: Axes, bars: Sequence[Row], study: Study, unit: units.DurationUnit) -> None:
     frame = study.cell_frame
+    doubtful = noisy(frame).tolist()
     for bar in bars:
         cell = frame.iloc[bar.index or 0]
         values = [cell[name] for name in ("median_step_s", "step_low_s", "step_high_s")]
-        median, low, high = (float("nan") if value is None else float(value) * unit.per_s for value in values)
+        median, low, high = (float("nan") if pd.isna(value) else float(value) * unit.per_s for value in values)
         if not np.isfinite(median):
             continue
         errors = np.nan_to_num([[median - low], [high - median]])
@@ -159,6 +166,7 @@ def _draw_medians(axes: Axes, bars: Sequence[Row], study: Study, unit: units.Dur
             markersize=3.5,
             markeredgewidth=0.9,
             elinewidth=0.9,
+            alpha=NOISY_ALPHA if doubtful[bar.index or 0] else None,
             capsize=2,
         )
 

@@ -46,6 +46,9 @@ PHASE_HATCHES = {
 MAX_SERIES = 8
 """As many series as can be told apart in one panel."""
 
+NOISY_ALPHA = 0.4
+"""Points too noisy to compare are drawn this faint, with a `?` beside them."""
+
 FAILURE_COLOUR = "#b22222"
 NOTE_COLOUR = "0.35"
 
@@ -122,10 +125,16 @@ def add_title(figure: Figure, title: str, note: str) -> None:
     engine.set(rect=(0, 0, 1, 1 - top / height))
 
 
-def phase_patches(phases: Sequence[str] = PHASES) -> list[Patch]:
+def phase_patches(phases: Sequence[str] = PHASES, is_hatched: bool = True) -> list[Patch]:
     """Legend entries for phases."""
     return [
-        Patch(facecolor=PHASE_COLOURS[phase], hatch=PHASE_HATCHES[phase], edgecolor="white", linewidth=0.5, label=phase)
+        Patch(
+            facecolor=PHASE_COLOURS[phase],
+            hatch=PHASE_HATCHES[phase] if is_hatched else "",
+            edgecolor="white",
+            linewidth=0.5,
+            label=phase,
+        )
         for phase in phases
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,26 +13,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from stepbench import units
-from stepbench.captions import describe_machine, describe_step_time, describe_throughput
+from stepbench.captions import describe_ratio, describe_step_time, describe_steps
 from stepbench.plot_scales import FAILURE_ROW_FRACTION, Curve, scale_x, scale_y
 from stepbench.plot_style import (
     FAILURE_COLOUR,
     MAX_SERIES,
+    NOISY_ALPHA,
     SeriesStyle,
     add_title,
     new_figure,
     series_styles,
     theme,
 )
-from stepbench.scaling import Recommendation, SpeedUp
-from stepbench.study import ALL_CELLS, Study
+from stepbench.scaling import Recommendation, SpeedUp, noisy
+from stepbench.study import ALL_CELLS, Study, name_series, plain_value
 
 MAX_SIDE_LABEL = 25
 """Longer labels go below the picture: beside it they would squeeze the axes."""
 
 
 def point_frame(study: Study) -> pd.DataFrame:
-    """The cells with `x` as position on the axis: the value where the axis is numeric, else 0, 1, 2, …"""
+    """The cells with `x` as position on the axis, the value where that is numeric, else 0, 1, 2, …; and `is_noisy`."""
     frame: pd.DataFrame = study.cell_frame.copy()
     axis = study.x_axis
     if axis is None:
@@ -42,6 +44,7 @@ def point_frame(study: Study) -> pd.DataFrame:
     for name in ("median_step_s", "step_low_s", "step_high_s", "samples_per_s"):
         frame[name] = frame[name].astype("float64")
     frame["sample_s"] = 1 / frame["samples_per_s"]
+    frame["is_noisy"] = noisy(frame)
     return frame
 
 
@@ -67,16 +70,17 @@ def plot_time_per_sample(study: Study) -> Figure:
     unit = units.duration_unit(frame["sample_s"])
     frame["sample_s"] *= unit.per_s
     curve = Curve(value="sample_s", low=None, high=None, y_label=f"time per sample [{unit.name}]", is_log=True)
-    return _plot_curves(study, frame, curve, "Time per sample", describe_throughput(study))
+    return _plot_curves(study, frame, curve, "Time per sample", describe_steps(study, "wall time per sample"))
 
 
 def plot_throughput(study: Study) -> Figure:
     """Throughput from zero against batch size, the recommended batch of each series marked."""
     curve = Curve(value="samples_per_s", low=None, high=None, y_label="throughput [samples/s]", is_log=False)
-    note = describe_throughput(study)
-    if study.recommendations:
+    note = describe_steps(study, "samples over wall time")
+    certain = [item for item in study.recommendations if item.is_certain]
+    if certain:
         note += "\nring: smallest measured batch within 5 % of the series' best throughput"
-    return _plot_curves(study, point_frame(study), curve, "Throughput", note, study.recommendations)
+    return _plot_curves(study, point_frame(study), curve, "Throughput", note, certain)
 
 
 def plot_speed_up(study: Study, speed_ups: Sequence[SpeedUp]) -> Figure:
@@ -85,14 +89,19 @@ def plot_speed_up(study: Study, speed_ups: Sequence[SpeedUp]) -> Figure:
     labels = list(dict.fromkeys(speed_up.series for speed_up in speed_ups))
     frame = pd.DataFrame(
         [
-            {"series": s.series, "x": float(labels.index(s.series)) if s.x is None else s.x, "ratio": s.ratio}
+            {
+                "series": s.series,
+                "x": float(labels.index(s.series)) if s.x is None else s.x,
+                "ratio": s.ratio,
+                "is_noisy": s.is_noisy,
+            }
             for s in speed_ups
         ]
     )
     frame["status"], frame["num_rounds"] = "ok", 1
     curve = Curve(value="ratio", low=None, high=None, y_label="speed-up", is_log=False)
-    note = "baseline's median time / series' median time for the same samples, all else equal · no interval"
-    return _plot_curves(study, frame, curve, f"Speed-up over {baseline}", f"{note}\n{describe_machine(study)}")
+    note = describe_ratio(study, "baseline's median time / series' median time for the same samples, all else equal")
+    return _plot_curves(study, frame, curve, f"Speed-up over {baseline}", note)
 
 
 # ---- drawing ----
@@ -120,9 +129,9 @@ def _plot_curves(
             _draw_series(axes, frame[frame["series"] == label], label, style, curve, is_categorical)
         scale_y(axes, frame, curve, _count_failure_rows(frame, styles), is_categorical or not curve.is_log)
         if curve.value == "ratio":
-            axes.axhline(1, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+            _draw_line_of_equality(axes)
         if guide and study.x_axis is not None and study.x_axis.name == "batch_size":
-            _draw_guide(axes, frame, curve)
+            _draw_guide(axes, study, frame, curve)
         for recommendation in recommendations:
             if recommendation.series in styles:
                 axes.plot(
@@ -166,8 +175,10 @@ def _draw_series(
     axes: Axes, cells: pd.DataFrame, label: str, style: SeriesStyle, curve: Curve, is_categorical: bool
 ) -> None:
     points = cells[cells[curve.value].notna()].sort_values("x", kind="stable")
+    doubtful = points["is_noisy"].astype(bool)
     if is_categorical:
-        axes.bar(points["x"], points[curve.value], width=0.6, color=style.colour, alpha=0.35, zorder=2)
+        for alpha, group in ((0.15, points[doubtful]), (0.35, points[~doubtful])):
+            axes.bar(group["x"], group[curve.value], width=0.6, color=style.colour, alpha=alpha, zorder=2)
     else:
         sns.lineplot(
             data=points,
@@ -181,7 +192,10 @@ def _draw_series(
             legend=False,
         )
     rounds = points["num_rounds"].astype("int64")
-    for hollow, group in ((True, points[rounds <= 1]), (False, points[rounds > 1])):
+    for hollow, faded in itertools.product((True, False), (True, False)):
+        group = points[((rounds <= 1) == hollow) & (doubtful == faded)]
+        if group.empty:
+            continue
         errors: Any = None
         if curve.low and curve.high:
             value = group[curve.value]
@@ -197,9 +211,21 @@ def _draw_series(
             markersize=5.5,
             elinewidth=1.1,
             capsize=3,
+            alpha=NOISY_ALPHA if faded else None,
             label="_nolegend_",
             zorder=3,
         )
+        for x, value in zip(group["x"], group[curve.value], strict=True) if faded else ():
+            axes.annotate(
+                "?",
+                (x, value),
+                xytext=(5, -3),
+                textcoords="offset points",
+                va="top",
+                fontweight="bold",
+                color=style.colour,
+                zorder=4,
+            )
     axes.plot(
         [],
         [],
@@ -213,12 +239,33 @@ def _draw_series(
     )
 
 
-def _draw_guide(axes: Axes, frame: pd.DataFrame, curve: Curve) -> None:
+def _draw_line_of_equality(axes: Axes) -> None:
+    """A dashed line at ratio 1, and which side of it is which."""
+    axes.axhline(1, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)), zorder=1)
+    left, right = axes.transData.inverted().transform(axes.transAxes.transform([(-0.08, 0), (1, 0)]))[:, 0]
+    axes.set_xlim(left, right)  # room for the words beside the first point
+    for word, offset, alignment in (("faster", 3, "bottom"), ("slower", -3, "top")):
+        axes.annotate(
+            word,
+            (0, 1),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(4, offset),
+            textcoords="offset points",
+            va=alignment,
+            fontsize="small",
+            fontstyle="italic",
+            color="0.4",
+        )
+
+
+def _draw_guide(axes: Axes, study: Study, frame: pd.DataFrame, curve: Curve) -> None:
     """A dotted line of slope 1, on which a batch twice as large takes twice as long; it leaves the limits alone."""
     points = frame[frame[curve.value].notna()]
-    if points["x"].nunique() < 2:
+    if points["x"].nunique() < 2 or points["is_noisy"].all():
         return
+    points = points[~points["is_noisy"]]
     first = points.loc[points["x"].idxmin()]
+    series = "" if first["series"] == ALL_CELLS else f"{name_series(study, first['series'])} at "
     x = np.array(axes.get_xlim())
     limits = axes.get_ylim()
     axes.plot(
@@ -228,7 +275,7 @@ def _draw_guide(axes: Axes, frame: pd.DataFrame, curve: Curve) -> None:
         linestyle=":",
         linewidth=1,
         zorder=1,
-        label="proportional to batch size",
+        label=f"proportional, from\n{series}batch {plain_value(first['x'])}",
     )
     axes.set_xlim(*x)
     axes.set_ylim(*limits)
@@ -277,7 +324,7 @@ def _add_legend(figure: Figure, axes: Axes, labels: Sequence[str], study: Study)
     if not kept:
         return
     title = study.series_title if study.x_axis and any(n in labels for _, n in kept) else None
-    longest = max(len(name) for _, name in kept)
+    longest = max(len(line) for _, name in kept for line in name.splitlines())
     style: dict[str, Any] = {"title": title, "alignment": "left", "fontsize": "small", "title_fontsize": "small"}
     if longest <= MAX_SIDE_LABEL:
         axes.legend(*zip(*kept, strict=True), loc="upper left", bbox_to_anchor=(1.01, 1.0), **style)

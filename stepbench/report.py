@@ -10,16 +10,18 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from stepbench import advice, answers, axes, units
+from stepbench import advice, answers, axes, captions, units
 from stepbench.answers import Answer, Table
 from stepbench.cell_summary import four_way_means
 from stepbench.cells import read_cell
+from stepbench.frames import summary_columns
 from stepbench.record import (
     CONFIG_FILE,
     TIMING_RESULTS_FILE,
     TIMING_SUMMARY_FILE,
     Distribution,
     EffectiveSettings,
+    RunRecord,
     RunSummary,
 )
 from stepbench.statistics import spread
@@ -56,8 +58,7 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
         return
     record = cell.last_record
     flat = axes.flatten_request(cell.request)
-    precision = axes.label_setting("precision", flat["precision"], cell.records)
-    title = f"{flat['model']} on {flat['data']}, batch {flat['batch_size']}, precision {precision}"
+    title = f"{flat['model']} on {flat['data']}, {axes.label_request(cell.request, cell.records)}"
     _print_line(console, title, style="bold")
     if record is not None:
         for name, (requested, effective) in axes.find_differences(record).items():
@@ -67,17 +68,25 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
         if record.effective is not None:
             _print_line(console, _describe_effective(record.effective))
     if record is None or record.summary is None or not cell.ok_records:
-        _print_line(console, f"{cell.status}: {cell.reason}", style="red")
+        _print_line(console, f"{cell.status}, so there are no numbers", style="red")  # the sweep has said why
         if cell.log is not None:
             _print_line(console, f"log: {cell.log}")
     else:
-        _print_numbers(console, record.summary)
+        _print_numbers(console, record)
         memory = (("host", record.peak_host_memory_bytes), ("device", record.peak_device_memory_bytes))
         known = ", ".join(f"{units.format_bytes(value)} ({name})" for name, value in memory if value)
         if known:
             _print_line(console, f"peak memory {known}")
-    present = ", ".join(name for name in CELL_FILES if (cell_dir / name).exists())
+    present = ", ".join(name for name in CELL_FILES if _has_content(cell_dir / name))
     _print_line(console, f"files in {cell_dir}: {present}")
+
+
+def _has_content(path: Path) -> bool:
+    """Whether a file is there and says something; raw rows are more than their heading."""
+    if path.name != TIMING_RESULTS_FILE or not path.exists():
+        return path.exists()
+    with path.open(encoding="utf-8") as file:
+        return len(list(zip(file, range(2), strict=False))) == 2
 
 
 def _describe_effective(effective: EffectiveSettings) -> str:
@@ -93,20 +102,20 @@ def _describe_effective(effective: EffectiveSettings) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _print_numbers(console: Console, summary: RunSummary) -> None:
+def _print_numbers(console: Console, record: RunRecord) -> None:
+    summary = record.summary
+    assert summary is not None
     step, unit = summary.step, units.duration_unit([summary.step.median_s])
     interval = summary.step_interval
     ends = (None, None) if interval is None else (interval.low_s * unit.per_s, interval.high_s * unit.per_s)
-    shares = {phase.phase: phase.share_fraction for phase in summary.phases}
-    low_s, high_s = (None, None) if interval is None else (interval.low_s, interval.high_s)
-    for finding in advice.find_cell_findings(shares, step.mean_s, step.median_s, low_s, high_s):
+    for finding in advice.find_cell_findings(summary_columns(summary), [record]):
         _print_line(console, finding.text, style="bold green" if finding.subject == "phase" else "bold yellow")
     console.print(_phase_table(summary, unit))
     means = {phase.phase: phase.step.mean_s for phase in summary.phases}
     total = sum(means.values())
     four_way = four_way_means(means).items()
     view = ", ".join(f"{name} {units.format_fraction(mean / total if total else None)}" for name, mean in four_way)
-    _print_line(console, f"in four: {view}")
+    _print_line(console, f"as four parts: {view}")
     _print_line(
         console,
         f"step {units.format_with_interval(step.median_s * unit.per_s, *ends)} {unit.name} (median), "
@@ -129,8 +138,7 @@ def _phase_table(summary: RunSummary, unit: units.DurationUnit) -> RichTable:
     table = _new_table(("phase", f"median [{unit.name}]", "spread", "share"), 1)
     for phase in summary.phases:
         table.add_row(phase.phase, *_phase_cells(phase.step, unit), units.format_fraction(phase.share_fraction))
-    table.add_section()
-    table.add_row("step", *_phase_cells(summary.step, unit), "100 %")
+    table.add_row("step", *_phase_cells(summary.step, unit), "100 %", style="bold")
     return table
 
 
@@ -148,13 +156,19 @@ def print_study(study: Study, console: Console | None = None) -> None:
     for warning in study.warnings:
         _print_line(console, f"warning: {warning}", style="yellow")
     _print_line(console, answers.count_cells(study), style="bold")
-    _print_table(console, answers.cell_table(study))
-    for answer in answers.answer_study(study):
+    shown = _print_table(console, answers.cell_table(study))
+    note = answers.table_note(study, shown)
+    if note is not None:
+        _print_line(console, note, style="dim")
+    given = answers.answer_study(study)
+    for answer in given:
         _print_answer(console, answer)
-    _print_line(console, answers.MEDIAN_NOTE, style="dim")
+    for closing in (*answers.closing_notes(given), *([captions.MEDIAN_NOTE] if note else [])):
+        _print_line(console, closing, style="dim")
     if study.files:
         names = ", ".join(path.name for path in study.files if path.suffix != ".svg")
-        _print_line(console, f"files in {study.out}: {names} (plots also as SVG)")
+        also = " (plots also as SVG)" if any(path.suffix == ".svg" for path in study.files) else ""
+        _print_line(console, f"files in {study.out}: {names}{also}")
 
 
 def _print_answer(console: Console, answer: Answer) -> None:
@@ -163,8 +177,11 @@ def _print_answer(console: Console, answer: Answer) -> None:
         _print_line(console, f"  {line}")
 
 
-def _print_table(console: Console, table: Table) -> None:
-    """Print a table whole: where it is wider than the console its optional columns go, then the console widens."""
+def _print_table(console: Console, table: Table) -> list[str]:
+    """Print a table whole and return the headings shown.
+
+    Where it is wider than the console its optional columns go, then the console widens.
+    """
     dropped: list[str] = []
     for heading in (None, *table.optional):
         dropped += [heading] if heading else []
@@ -175,6 +192,7 @@ def _print_table(console: Console, table: Table) -> None:
     original, console.width = console.width, max(console.width, width)
     console.print(rich_table)
     console.width = original
+    return [heading for heading in table.headings if heading not in dropped]
 
 
 def _fill_table(table: Table, dropped: Sequence[str]) -> RichTable:
@@ -206,8 +224,11 @@ def report_markdown(study: Study) -> str:
     lines = ["# stepbench report", "", answers.count_cells(study) + ".", ""]
     lines += [f"- **Warning:** {_escape(warning)}" for warning in study.warnings]
     lines += [""] if study.warnings else []
-    for answer in answers.answer_study(study):
+    given = answers.answer_study(study)
+    for answer in given:
         lines += [f"## {_escape(answer.question)}", "", *(f"- {_escape(line)}" for line in answer.lines), ""]
+    for note in answers.closing_notes(given):
+        lines += [f"{note}.", ""]
     if study.recommendations:
         lines += [answers.CONVERGENCE_NOTE, ""]
     lines += ["## Cells", "", *_markdown_table(answers.cell_table(study)), ""]
@@ -215,8 +236,8 @@ def report_markdown(study: Study) -> str:
     if phases.rows:
         title = "## Phases: median per step, and share of all time"
         lines += [title, "", *_markdown_table(phases), ""]
-    lines += ["## How measured", "", *(f"- {_escape(line)}" for line in answers.method_lines(study)), ""]
-    lines += ["## Environment", "", *(f"- {_escape(line)}" for line in answers.environment_lines(study)), ""]
+    lines += ["## How measured", "", *(f"- {_escape(line)}" for line in captions.method_lines(study)), ""]
+    lines += ["## Environment", "", *(f"- {_escape(line)}" for line in captions.environment_lines(study)), ""]
     if study.files:
         lines += ["## Files", "", ", ".join(f"`{path.name}`" for path in study.files), ""]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What changes with batch size and between series, without any model: doubling cost, speed-up, recommended batch."""
+"""What changes with batch size and between series, without any model: doubling cost, speed-up, the best cell."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pandas as pd
+
+from stepbench.frames import NOISY
 
 NEAR_BEST_FRACTION = 0.95
 """A batch this close to the best throughput is good enough (STATISTICS S14)."""
@@ -30,6 +32,18 @@ class Doubling:
     time_ratio: float
     doubling_ratio: float
     local_exponent: float
+    is_noisy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Step time at a value of a numeric axis over that at the next smaller one, within a series."""
+
+    series: str
+    x: float
+    larger_x: float
+    time_ratio: float
+    is_noisy: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +54,15 @@ class SpeedUp:
     baseline: str
     x: float | None
     ratio: float
+    is_noisy: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The smallest measured batch of a series within 5 % of its best measured throughput."""
+    """The smallest measured batch of a series within 5 % of its best measured throughput.
+
+    It is not certain where the chosen size, the best one or a neighbour of the best is noisy.
+    """
 
     series: str
     batch_size: int
@@ -52,6 +70,25 @@ class Recommendation:
     best_batch_size: int
     best_samples_per_s: float
     is_still_rising: bool
+    batch_sizes: tuple[int, ...]
+    noisy_batch_sizes: tuple[int, ...]
+    is_certain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fastest:
+    """The cell with the highest throughput among those that do the same work, and that of the first one measured.
+
+    Noisy cells are left out where any other is left.
+    """
+
+    cell: str
+    samples_per_s: float
+    baseline_cell: str
+    ratio: float
+    is_noisy: bool
+    noisy_rivals: tuple[str, ...]
+    """Noisy cells that may be faster."""
 
 
 def measured(cells: pd.DataFrame) -> pd.DataFrame:
@@ -60,26 +97,47 @@ def measured(cells: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def noisy(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Which cells are too noisy to be compared."""
+    return cells["verdict"] == NOISY
+
+
+def find_growths(cells: pd.DataFrame, column: str) -> tuple[Growth, ...]:
+    """How step time grows between neighbouring measured values of a numeric column, series by series."""
+    growths = []
+    for series, group in measured(cells).groupby("series", sort=False):
+        points = group[column].astype("float64")
+        times = group["median_step_s"].astype("float64").groupby(points).median().sort_index()
+        doubtful = noisy(group).groupby(points).any()
+        for x, larger in pairwise(times.index):
+            growths.append(
+                Growth(
+                    series=str(series),
+                    x=float(x),
+                    larger_x=float(larger),
+                    time_ratio=float(times[larger] / times[x]),
+                    is_noisy=bool(doubtful[x] or doubtful[larger]),
+                )
+            )
+    return tuple(growths)
+
+
 def find_doublings(cells: pd.DataFrame) -> tuple[Doubling, ...]:
     """The cost of doubling the batch between neighbouring measured sizes, series by series in the frame's order."""
     doublings = []
-    for series, group in measured(cells).groupby("series", sort=False):
-        times = group.groupby("batch_size")["median_step_s"].median().sort_index()
-        sizes = [int(size) for size in times.index]
-        for size, larger in pairwise(sizes):
-            time_ratio = float(times[larger] / times[size])
-            doublings_between = math.log2(larger / size)
-            exponent = math.log2(time_ratio) / doublings_between
-            doublings.append(
-                Doubling(
-                    series=str(series),
-                    batch_size=size,
-                    larger_batch_size=larger,
-                    time_ratio=time_ratio,
-                    doubling_ratio=time_ratio if larger == 2 * size else 2.0**exponent,
-                    local_exponent=exponent,
-                )
+    for growth in find_growths(cells, "batch_size"):
+        exponent = math.log2(growth.time_ratio) / math.log2(growth.larger_x / growth.x)
+        doublings.append(
+            Doubling(
+                series=growth.series,
+                batch_size=int(growth.x),
+                larger_batch_size=int(growth.larger_x),
+                time_ratio=growth.time_ratio,
+                doubling_ratio=growth.time_ratio if growth.larger_x == 2 * growth.x else 2.0**exponent,
+                local_exponent=exponent,
+                is_noisy=growth.is_noisy,
             )
+        )
     return tuple(doublings)
 
 
@@ -101,19 +159,27 @@ def find_speed_ups(cells: pd.DataFrame, compared: str, others: Sequence[str], x:
             "is_baseline": frame[compared].astype(str) == first,
             "series": frame["series"],
             "x": frame[x].astype("float64") if x else 0.0,
+            "is_noisy": noisy(frame),
             "sample_s": frame["median_step_s"].astype("float64") / frame["samples_per_step"].astype("float64"),
         }
     )
     baselines = {
-        key: (str(group["series"].iloc[0]), float(group["sample_s"].median()))
+        key: (str(group["series"].iloc[0]), float(group["sample_s"].median()), bool(group["is_noisy"].any()))
         for key, group in table[table["is_baseline"]].groupby("key")
     }
     speed_ups = []
     for (series, point, key), group in table[~table["is_baseline"]].groupby(["series", "x", "key"], sort=False):
         if key in baselines:
-            baseline, baseline_s = baselines[key]
-            ratio = baseline_s / float(group["sample_s"].median())
-            speed_ups.append(SpeedUp(series=str(series), baseline=baseline, x=float(point) if x else None, ratio=ratio))
+            baseline, baseline_s, is_baseline_noisy = baselines[key]
+            speed_ups.append(
+                SpeedUp(
+                    series=str(series),
+                    baseline=baseline,
+                    x=float(point) if x else None,
+                    ratio=baseline_s / float(group["sample_s"].median()),
+                    is_noisy=is_baseline_noisy or bool(group["is_noisy"].any()),
+                )
+            )
     return tuple(speed_ups)
 
 
@@ -126,7 +192,9 @@ def recommend_batch_sizes(cells: pd.DataFrame) -> tuple[Recommendation, ...]:
         sizes = [int(size) for size in rates.index]
         if len(sizes) < 2:
             continue
+        doubtful = sorted({int(size) for size in group.loc[noisy(group), "batch_size"]})
         best = int(rates.idxmax())
+        place = sizes.index(best)
         chosen = next(size for size in sizes if rates[size] >= NEAR_BEST_FRACTION * rates[best])
         last_gain = float(rates[sizes[-1]] / rates[sizes[-2]]) ** (1 / math.log2(sizes[-1] / sizes[-2]))
         recommendations.append(
@@ -137,6 +205,34 @@ def recommend_batch_sizes(cells: pd.DataFrame) -> tuple[Recommendation, ...]:
                 best_batch_size=best,
                 best_samples_per_s=float(rates[best]),
                 is_still_rising=best == sizes[-1] and last_gain > 1 + RISING_GAIN_FRACTION,
+                batch_sizes=tuple(sizes),
+                noisy_batch_sizes=tuple(doubtful),
+                is_certain=not {chosen, *sizes[max(0, place - 1) : place + 2]} & set(doubtful),
             )
         )
     return tuple(recommendations)
+
+
+def find_fastest(cells: pd.DataFrame, work: Sequence[str]) -> tuple[Fastest, ...]:
+    """The fastest cell for each combination of the columns `work` (what is trained, and where) with several cells."""
+    frame = cells[cells["samples_per_s"].notna()]
+    keys = ["|".join(map(str, key)) for key in zip(*(frame[name] for name in work), strict=True)]
+    found = []
+    for _, group in frame.groupby(keys or [""] * len(frame), sort=False):
+        if len(group) < 2:
+            continue
+        doubtful = noisy(group)
+        candidates = group if doubtful.all() else group[~doubtful]
+        best, first = candidates.loc[candidates["samples_per_s"].astype("float64").idxmax()], group.iloc[0]
+        rivals = group[doubtful & (group["samples_per_s"] > best["samples_per_s"])]
+        found.append(
+            Fastest(
+                cell=str(best["cell"]),
+                samples_per_s=float(best["samples_per_s"]),
+                baseline_cell=str(first["cell"]),
+                ratio=float(best["samples_per_s"] / first["samples_per_s"]),
+                is_noisy=bool(doubtful[best.name] or doubtful[first.name]),
+                noisy_rivals=tuple(map(str, rivals["cell"])),
+            )
+        )
+    return tuple(found)

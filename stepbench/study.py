@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,7 +15,18 @@ from stepbench.axes import Axis, Value
 from stepbench.cells import Cell, read_cells
 from stepbench.frames import cell_row, make_frame, run_row, sort_cells
 from stepbench.record import RunRecord
-from stepbench.scaling import Doubling, Recommendation, SpeedUp, find_doublings, find_speed_ups, recommend_batch_sizes
+from stepbench.scaling import (
+    Doubling,
+    Fastest,
+    Growth,
+    Recommendation,
+    SpeedUp,
+    find_doublings,
+    find_fastest,
+    find_growths,
+    find_speed_ups,
+    recommend_batch_sizes,
+)
 
 ALL_CELLS = "all cells"
 """The series of a study in which nothing but the x axis varies."""
@@ -41,6 +53,8 @@ class Study:
     x_axis: Axis | None
     series: tuple[str, ...]
     doublings: tuple[Doubling, ...]
+    growths: tuple[Growth, ...]
+    fastest: tuple[Fastest, ...]
     speed_ups: tuple[SpeedUp, ...]
     recommendations: tuple[Recommendation, ...]
     findings: tuple[Finding, ...] = ()
@@ -58,15 +72,60 @@ class Study:
         return ", ".join(axis.title for axis in self.series_axes)
 
     @property
+    def work_axes(self) -> tuple[Axis, ...]:
+        """The axes along which cells do other work or run elsewhere: between them nothing can be the best choice."""
+        return tuple(axis for axis in self.axes if not axis.is_choice)
+
+    @property
     def baseline(self) -> str:
         """What speed-ups are measured against: `precision 32`, labelled by what ran."""
         axis = _choose_compared(self.series_axes)
         cell = next((cell for cell in self.cells if cell.ok_records), None)
         if axis is None or cell is None:
             return "nothing"
-        row = self.cell_frame[self.cell_frame["cell"] == cell.name].iloc[0]
-        value = axes_module.flatten_request(cell.request).get(axis.name, row[axis.column])
-        return f"{axis.title} {axes_module.label_setting(axis.name, value, cell.ok_records)}"
+        return f"{axis.title} {label_axis(self, cell, axis)}"
+
+
+# ---- names of cells and series ----
+
+
+def name_series(study: Study, series: str) -> str:
+    """A series in words: `precision 32` where one axis makes the series, the combination's own label else."""
+    return f"{study.series_title} {series}" if len(study.series_axes) == 1 else series
+
+
+def label_axis(study: Study, cell: Cell, axis: Axis) -> str:
+    """A cell's value on an axis, with what it ran as; of a cell that never ran, as in the others of its series."""
+    row = study.cell_frame.iloc[study.cells.index(cell)]
+    records: Sequence[RunRecord] = [record for record in cell.records if record.effective is not None]
+    if not records:
+        same = (study.cell_frame["series"] == row["series"]).tolist()
+        records = [r for other, is_same in zip(study.cells, same, strict=True) if is_same for r in other.records]
+    return axes_module.label_setting(axis.name, plain_value(row[axis.column]), records)
+
+
+def plain_value(value: Any) -> Value:
+    """A value of a frame as it was requested: unknown as None, whole numbers whole."""
+    if pd.isna(value):
+        return None
+    plain: Value = value.item() if hasattr(value, "item") else value
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+
+
+def has_value(cell: Cell, axis: Axis) -> bool:
+    """Whether a cell has a place on an axis: it may be an argument that its model does not take."""
+    return "." not in axis.name or axis.name in axes_module.flatten_request(cell.request)
+
+
+def label_cell(study: Study, cell: Cell, axes: Sequence[Axis] | None = None) -> str:
+    """A cell by its place on these axes, all unless given: `precision 32, batch 16`; without any by its directory."""
+    if axes is None:
+        axes = [*study.series_axes, *([study.x_axis] if study.x_axis else [])]
+    named = [(axis.short_title, label_axis(study, cell, axis)) for axis in axes if has_value(cell, axis)]
+    if len(axes) == 1 and named:
+        return " ".join(named[0])
+    parts = [label if title in axes_module.SELF_EXPLAINING else f"{title} {label}" for title, label in named]
+    return ", ".join(parts) or f"cell {cell.name}"
 
 
 def build_study(directories: Sequence[Path], out: Path) -> Study:
@@ -98,6 +157,10 @@ def build_study(directories: Sequence[Path], out: Path) -> Study:
         x_axis=x_axis,
         series=order,
         doublings=find_doublings(cell_frame) if by_batch_size else (),
+        growths=find_growths(cell_frame, x_axis.column) if x_axis is not None and not by_batch_size else (),
+        fastest=find_fastest(cell_frame, [axis.column for axis in axes if not axis.is_choice])
+        if any(axis.is_choice for axis in axes)
+        else (),
         speed_ups=_compare(cell_frame, series_axes, x_axis),
         recommendations=recommend_batch_sizes(cell_frame) if by_batch_size else (),
         warnings=warnings,
@@ -166,7 +229,11 @@ def _label_series(
         members.setdefault(key, []).extend(cell.records)
     return [
         axes_module.label_combination(
-            {axis.name: axes_module.label_setting(axis.name, flat.get(axis.name), members[key]) for axis in series_axes}
+            {
+                axis.title: axes_module.label_setting(axis.name, flat.get(axis.name), members[key])
+                for axis in series_axes
+                if axis.name in flat or len(series_axes) == 1
+            }
         )
         for key, flat in zip(keys, settings, strict=True)
     ]

@@ -15,6 +15,9 @@ DEFAULT_FIGURES = 3
 WIDE_FRACTION = 0.15
 """An interval whose half-width is more of its value is wide: the value is noisy (STATISTICS S11)."""
 
+SAME_FRACTION = 0.02
+"""Times no further apart are the same (STATISTICS S10)."""
+
 UNKNOWN = "–"
 """How a table shows a value that is None."""
 
@@ -135,6 +138,18 @@ def format_ratio(ratio: float | None) -> str:
     if ratio is None or math.isnan(ratio):
         return UNKNOWN
     return f"×{ratio:.2f}" if ratio < 99.5 else f"×{ratio:.0f}"
+
+
+def format_speed(ratio: float | None) -> str:
+    """A speed-up in words: `1.8 × faster`, below 1 inverted as `5.2 × slower`, `the same` within ±2 %."""
+    if ratio is None or math.isnan(ratio) or ratio <= 0:
+        return UNKNOWN
+    factor = max(ratio, 1 / ratio)
+    if factor <= 1 + SAME_FRACTION:
+        return "the same"
+    text = f"{factor:.2f}" if factor < 2 else f"{factor:.1f}" if factor < 100 else f"{factor:,.0f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{text} × {'faster' if ratio > 1 else 'slower'}"
 
 
 def format_count(count: int, singular: str, plural: str | None = None) -> str:

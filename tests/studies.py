@@ -113,6 +113,7 @@ def write_run(
     effective: Mapping[str, Any] | None = None,
     choices: Mapping[str, str] | None = None,
     host: str = "lab-1",
+    load_average: float | None = None,
 ) -> RunRecord:
     """One run on disk: its record, its rows and a log."""
     cell_dir.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ def write_run(
         started_unix_s=1_700_000_000.0,
         wall_s=3.0,
         effective=EffectiveSettings(**(ran | dict(effective or {}))) if rows or effective else None,
-        environment=dataclasses.replace(ENVIRONMENT, host=host) if rows else None,
+        environment=dataclasses.replace(ENVIRONMENT, host=host, load_average_end=load_average) if rows else None,
         start_up=StartUp(import_s=0.0, build_s=0.05, first_batch_s=0.2) if rows else None,
         summary=summarize_run(rows) if status is Status.OK else None,
         peak_host_memory_bytes=700 * 1024**2 if rows else None,
@@ -158,12 +159,13 @@ def write_sweep(
     specs: Sequence[RunSpec],
     step_s: Callable[[RunSpec], float],
     failures: Mapping[int, tuple[Status, str]] | None = None,
-    noise: float = 0.0,
+    noise: float | Callable[[RunSpec], float] = 0.0,
     choices: Mapping[str, str] | None = None,
     host: str = "lab-1",
     shares: Callable[[RunSpec], Mapping[str, float]] | None = None,
+    load_average: float | None = None,
 ) -> Path:
-    """A sweep on disk: the cells 0, 1, 2, … of these specs, timed by `step_s`, some of them failed."""
+    """A sweep on disk: the cells 0, 1, 2, … of these specs, timed by `step_s`, some of them failed or noisy."""
     for number, spec in enumerate(specs):
         cell_dir = directory / str(number)
         if failures and number in failures:
@@ -173,12 +175,29 @@ def write_sweep(
         rows = make_rows(
             step_s(spec),
             batch_size=spec.batch_size,
-            noise=noise,
+            noise=noise(spec) if callable(noise) else noise,
             accumulate=spec.accumulate_grad_batches,
             shares=shares(spec) if shares else SHARES,
         )
-        write_run(cell_dir, spec, rows, choices=choices, host=host)
+        write_run(cell_dir, spec, rows, choices=choices, host=host, load_average=load_average)
     return directory
+
+
+NOISE = 0.95
+"""The `noise` of a cell that is too noisy to compare."""
+
+
+def noisy_example(directory: Path, noisy_batches: Sequence[int], load_average: float | None = 2.3) -> Path:
+    """Two precisions by three batch sizes on a busy machine, the cells with precision 32 and these batches noisy."""
+    specs = [make_spec(batch_size, precision) for precision in ("32", "64") for batch_size in (16, 32, 64)]
+
+    def noise(spec: RunSpec) -> float:
+        return NOISE if spec.precision == "32" and spec.batch_size in noisy_batches else 0.04
+
+    def step_s(spec: RunSpec) -> float:
+        return float(0.010 * (1.5 if spec.precision == "32" else 1.8) ** math.log2(spec.batch_size / 16))
+
+    return write_sweep(directory, specs, step_s, noise=noise, load_average=load_average)
 
 
 def first_example(directory: Path) -> Path:

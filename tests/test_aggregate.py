@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from studies import component, first_example, make_rows, make_spec, write_run, write_sweep
+from studies import NOISE, component, first_example, make_rows, make_spec, write_run, write_sweep
 
-from stepbench.aggregate import draw_cell, main, write_cell_summary, write_study
+from stepbench.aggregate import cell_labels, draw_cell, main, write_cell_summary, write_study
+from stepbench.cells import read_cell
 from stepbench.record import SCHEMA_VERSION, RunSpec, Status, read_record, write_request
+from stepbench.report import report_markdown
 from stepbench.study import build_study
 
 CELL_PICTURES = ("batch_time_breakdown.png", "total_batch_time.png", "time_distribution_pie.png")
@@ -156,7 +158,7 @@ def test_planned_cell_that_never_ran_is_named(tmp_path: Path) -> None:
 def test_cell_over_rounds_is_the_median_of_its_run_medians(tmp_path: Path) -> None:
     for round_, step_s in enumerate((0.010, 0.030, 0.012)):
         write_run(tmp_path / "0", make_spec(), make_rows(step_s), round_=round_)
-    study = write_study([tmp_path], tmp_path)
+    study = build_study([tmp_path], tmp_path)
     (cell,) = study.cell_frame.to_dict("records")
     assert (cell["num_rounds"], cell["median_step_s"]) == (3, pytest.approx(0.012))
     assert (cell["step_low_s"], cell["step_high_s"]) == (pytest.approx(0.010), pytest.approx(0.030))
@@ -227,6 +229,52 @@ def test_command_line_aggregates_into_another_directory(tmp_path: Path, capsys: 
     assert (sweep / "0" / "timing_summary.yaml").exists()
     assert not (sweep / "report.md").exists()
     assert "1 cell planned, 1 measured" in capsys.readouterr().out
+
+
+def test_several_directories_need_a_place_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps = [str(write_sweep(tmp_path / name, [make_spec(16)], ten_ms)) for name in ("a", "b")]
+    assert main(sweeps) == 2
+    message = "several directories need --out DIR, so that the study of none of them is overwritten"
+    assert capsys.readouterr().err == f"stepbench-aggregate: {message}\n"
+    assert not (tmp_path / "a" / "report.md").exists()
+
+
+def test_sweeps_of_models_with_other_arguments_are_one_study(tmp_path: Path) -> None:
+    """Arguments that a model does not take are no values: neither a crash nor a label."""
+    first = [make_spec(b, model=component("mine.A", {"width": w})) for b in (16, 32) for w in (1, 2)]
+    second = [make_spec(b, model=component("mine.B", {"depth": d})) for b in (16, 32) for d in (1, 2)]
+    write_sweep(tmp_path / "a", first, ten_ms)
+    write_sweep(tmp_path / "b", second, ten_ms, dict.fromkeys(range(4), (Status.ERROR, "ValueError: boom")))
+    study = write_study([tmp_path], tmp_path / "out")
+    assert study.series == ("A, width 1", "A, width 2", "B, depth 1", "B, depth 2")
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "- B, depth 2, batch 32: error: ValueError: boom" in text
+    assert "| b/0 | B | – | 1 | 16 | error |" in text
+
+
+def test_a_setting_left_open_in_some_cells_is_named_default(tmp_path: Path) -> None:
+    specs = [make_spec(batch, num_threads=count) for count in (None, 2) for batch in (16, 32)]
+    study = build_study([write_sweep(tmp_path, specs, ten_ms, {1: (Status.OOM, "out of memory")})], tmp_path)
+    assert study.cell_frame["requested_num_threads"].isna().sum() == 2
+    assert "- num_threads default, batch 32: oom" in report_markdown(study)
+
+
+def test_cells_csv_tells_which_numbers_are_too_noisy(tmp_path: Path) -> None:
+    specs = [make_spec(batch) for batch in (16, 32, 64)]
+    sweep = write_sweep(
+        tmp_path, specs, ten_ms, {2: (Status.OOM, "")}, noise=lambda spec: NOISE if spec.batch_size == 32 else 0.0
+    )
+    frame = build_study([sweep], sweep).cell_frame
+    assert frame["verdict"].fillna("").tolist() == ["ok", "noisy", ""]
+
+
+def test_pictures_of_a_cell_name_its_settings_by_their_axes(tmp_path: Path) -> None:
+    spec = make_spec(data={"num_workers": 2}, accumulate_grad_batches=4)
+    write_run(tmp_path, spec, make_rows(0.01, accumulate=4), choices={"model": "autoencoder"})
+    cell, _ = read_cell(tmp_path, tmp_path, "0")
+    assert cell is not None
+    title = cell_labels(cell).title
+    assert title == "autoencoder, batch 16, precision 32, accumulate_grad_batches 4, num_workers 2"
 
 
 def test_report_side_imports_nothing_that_trains() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from studies import first_example, make_rows, make_spec, write_run, write_sweep
+from studies import NOISE, first_example, make_rows, make_spec, noisy_example, write_run, write_sweep
 
 from stepbench import phase_plots, plots
 from stepbench.aggregate import draw_cell
 from stepbench.cell_plots import CellLabels, plot_batch_breakdown, plot_distribution, plot_total_time, robust_limit
-from stepbench.plot_style import PHASE_COLOURS, PHASE_HATCHES, save_figure, series_styles
+from stepbench.plot_style import NOISY_ALPHA, PHASE_COLOURS, PHASE_HATCHES, save_figure, series_styles
 from stepbench.record import PHASES, RunSpec, Status
 from stepbench.study import Study, build_study
 
@@ -62,7 +62,7 @@ def test_labels_show_what_ran(example: Study) -> None:
 
 def test_points_of_one_round_are_hollow_and_the_note_says_why(example: Study) -> None:
     figure = plots.plot_step_time(example)
-    assert "excludes run-to-run variation" in texts(figure)
+    assert "hollow marker: one run" in texts(figure)
     markers = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 3]
     assert markers[-1].get_markerfacecolor() == "white"
 
@@ -82,6 +82,49 @@ def test_throughput_starts_at_zero_and_rings_the_recommended_batch(example: Stud
     assert rings == [item.batch_size for item in example.recommendations]
 
 
+def faded(figure: Figure) -> list[float]:
+    """Where the faint markers lie on the x axis."""
+    lines = [line for line in figure.axes[0].lines if line.get_alpha() == NOISY_ALPHA and line.get_marker() != "_"]
+    return [x for line in lines if line.get_marker() in "os" for x in line.get_xdata()]
+
+
+def test_noisy_cells_are_faded_and_questioned_and_never_ringed(tmp_path: Path) -> None:
+    study = build_study([noisy_example(tmp_path, (32, 64))], tmp_path)
+    for draw in (plots.plot_step_time, plots.plot_throughput):
+        figure = draw(study)
+        assert faded(figure) == [32, 64]
+        assert texts(figure).splitlines().count("?") == 2
+        assert "faded with ?: too noisy to compare" in texts(figure)
+    rings = [line for line in plots.plot_throughput(study).axes[0].lines if line.get_markersize() == 13]
+    assert [(ring.get_xdata()[0], ring.get_ydata()[0]) for ring in rings] == [(64, pytest.approx(1973, abs=1))]
+    assert faded(plots.plot_speed_up(study, study.speed_ups)) == [32, 64]
+    assert "batch 64 ?" in texts(phase_plots.plot_phases(study))
+
+
+def test_nothing_is_faded_where_nothing_is_noisy(example: Study) -> None:
+    assert faded(plots.plot_step_time(example)) == []
+    assert "?" not in texts(plots.plot_step_time(example))
+
+
+def test_the_guide_says_from_where_and_starts_at_no_noisy_point(example: Study, tmp_path: Path) -> None:
+    assert "proportional, from precision 32 at batch 16" in texts(plots.plot_step_time(example))
+    noisy = build_study([noisy_example(tmp_path / "some", (16,))], tmp_path)
+    assert "proportional, from precision 64 at batch 16" in texts(plots.plot_step_time(noisy))
+    specs = [make_spec(batch) for batch in (16, 32)]
+    write_sweep(tmp_path / "all", specs, lambda _: 0.01, noise=NOISE)
+    all_noisy = build_study([tmp_path / "all"], tmp_path)
+    assert "proportional" not in texts(plots.plot_step_time(all_noisy))
+
+
+def test_the_note_says_what_is_shown(example: Study) -> None:
+    assert "wall time per sample of the same 30 steps · uncertainty not shown" in texts(
+        plots.plot_time_per_sample(example)
+    )
+    assert "samples over wall time of the same 30 steps · uncertainty not shown" in texts(
+        plots.plot_throughput(example)
+    )
+
+
 def test_failed_cells_are_marked_with_their_status(tmp_path: Path) -> None:
     specs = [make_spec(batch) for batch in (16, 32, 64)]
     study = study_of(tmp_path, specs, {2: (Status.OOM, "out of memory")})
@@ -94,7 +137,7 @@ def test_another_numeric_axis_serves_where_batch_size_does_not_vary(tmp_path: Pa
     study = study_of(tmp_path, [make_spec(16, data={"num_workers": n}) for n in (8, 0, 2)])
     figure = plots.plot_step_time(study)
     assert tick_labels(figure) == ["0", "2", "8"]
-    assert figure.axes[0].get_xlabel() == "num workers"
+    assert figure.axes[0].get_xlabel() == "num_workers"
 
 
 def test_categories_are_bars_from_zero(tmp_path: Path) -> None:
@@ -121,6 +164,7 @@ def test_speed_up_names_its_baseline_and_draws_the_line_at_one(example: Study) -
     figure = plots.plot_speed_up(example, example.speed_ups)
     assert "Speed-up over precision 32" in texts(figure)
     assert any(list(line.get_ydata()) == [1, 1] for line in figure.axes[0].lines)
+    assert {"faster", "slower"} <= set(texts(figure).splitlines())
 
 
 def test_series_keep_their_style_from_picture_to_picture(example: Study) -> None:
@@ -167,8 +211,30 @@ def rows(**changes: object) -> pd.DataFrame:
 def test_far_outliers_are_counted_and_do_not_stretch_the_picture() -> None:
     figure = plot_total_time(rows(num_batches=65, stretch={0: 80.0, 20: 50.0}), LABELS)
     assert figure.axes[0].get_ylim()[1] < 20
-    assert "6 batches above the picture" in texts(figure)
-    assert "5 in the warm-up" in texts(figure)
+    assert "6 slower batches not shown (up to 2.40 s; 5 in the warm-up)" in texts(figure)
+
+
+def test_batch_times_start_at_zero() -> None:
+    assert plot_total_time(rows(noise=0.02), LABELS).axes[0].get_ylim()[0] == 0
+
+
+def test_warm_up_is_outlined_in_black_not_grey_like_the_phase_other() -> None:
+    for draw in (plot_batch_breakdown, plot_total_time):
+        (patch,) = [patch for patch in draw(rows(), LABELS).axes[0].patches if "warm-up" in str(patch.get_label())]
+        assert patch.get_edgecolor()[:3] == (0, 0, 0)
+        assert patch.get_facecolor()[:3] == (1, 1, 1)
+
+
+def test_many_columns_are_drawn_without_hatches() -> None:
+    def hatches(num_batches: int) -> set[str | None]:
+        axes = plot_batch_breakdown(rows(num_batches=num_batches), LABELS).axes[0]
+        legend = axes.get_legend()
+        assert legend is not None
+        drawn = [*axes.collections[: len(PHASES)], *legend.get_patches()]
+        return {artist.get_hatch() for artist in drawn} - {None, ""}
+
+    assert hatches(60)
+    assert not hatches(61)
 
 
 def test_limit_keeps_the_bulk_and_every_common_value() -> None:

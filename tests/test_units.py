@@ -70,6 +70,23 @@ def test_ratio_and_memory() -> None:
     assert units.format_bytes(512 * 1024**2) == "512 MiB"
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (1.8, "1.8 × faster"),
+        (1 / 5.2, "5.2 × slower"),
+        (1.25, "1.25 × faster"),
+        (1.019, "the same"),
+        (1 / 1.019, "the same"),
+        (1.03, "1.03 × faster"),
+        (120.4, "120 × faster"),
+        (None, "–"),
+    ],
+)
+def test_speed_up_in_words(ratio: float | None, text: str) -> None:
+    assert units.format_speed(ratio) == text
+
+
 def test_counts_agree_with_their_noun() -> None:
     assert units.format_count(1, "batch", "batches") == "1 batch"
     assert units.format_count(1200, "batch", "batches") == "1,200 batches"
