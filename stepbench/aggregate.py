@@ -63,11 +63,27 @@ def draw_cell(cell_dir: Path) -> None:
 
 
 def read_rows(cell: Cell) -> pd.DataFrame:
-    """The raw rows of the runs that count for a cell, round after round; empty where the file is missing."""
+    """The raw rows of the runs that count for a cell, round after round.
+
+    Empty where the file is missing or is none of ours; a row that was cut off is left out. Both with a warning.
+    """
     path = cell.directory / TIMING_RESULTS_FILE
-    rows: pd.DataFrame = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(ROW_COLUMNS))
+    nothing: pd.DataFrame = pd.DataFrame(columns=list(ROW_COLUMNS))
+    try:
+        rows: pd.DataFrame = pd.read_csv(path)
+    except (OSError, ValueError):  # pandas' own errors are ValueErrors
+        return nothing
+    if not set(ROW_COLUMNS) <= set(rows.columns):
+        return nothing
+    numbers = ["round", "attempt", "epoch", "batch", "step", "batch_s", *(f"{phase}_s" for phase in PHASES)]
+    rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")
+    whole: pd.DataFrame = rows.dropna(subset=[*numbers, "warmup", "starts_epoch"])
+    if len(whole) < len(rows):
+        warnings.warn(f"{path}: {len(rows) - len(whole)} incomplete rows are left out", stacklevel=2)
+    flags = ["warmup", "starts_epoch", "took_optimizer_step", "validation_ran", "skipped_by_scaler"]
+    whole = whole.astype(dict.fromkeys(flags, bool))
     parts = [
-        rows[(rows["round"] == record.request.round) & (rows["attempt"] == record.request.attempt)]
+        whole[(whole["round"] == record.request.round) & (whole["attempt"] == record.request.attempt)]
         for record in cell.ok_records
     ]
     counted: pd.DataFrame = pd.concat(parts, ignore_index=True)
@@ -158,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for cell in study.cells:
                 write_cell_summary(cell.directory)
                 draw_cell(cell.directory)
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except OSError as error:
         print(f"stepbench-aggregate: {error}", file=sys.stderr)
         return 2
     for text in dict.fromkeys(str(warning.message) for warning in caught):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepbench import units
+from stepbench.axes import flatten_request, label_setting
 from stepbench.record import Environment
 from stepbench.scaling import measured, noisy
 from stepbench.study import Study
@@ -20,6 +21,7 @@ ROUNDS_NOTE = (
     "± is half of the range of the run medians, [low, high] that range where it is wide; "
     "for a cell with one round, of the interval within it."
 )
+COMMON_SETTINGS = ("model", "data", "precision", "batch_size", "accumulate_grad_batches")
 NOISE_NOTE = "faded with ?: too noisy to compare"
 
 
@@ -110,11 +112,23 @@ def describe_environment(environment: Environment, device_name: str | None) -> s
     return " · ".join(part for part in parts if part)
 
 
+def describe_common(study: Study) -> str:
+    """What all cells share of the settings that a reader asks for first, labelled by what ran."""
+    flat = flatten_request(study.cells[0].request)
+    records = [record for cell in study.cells for record in cell.records]
+    varied = {axis.name for axis in study.axes}
+    shared = [name for name in COMMON_SETTINGS if name not in varied]
+    if flat["accumulate_grad_batches"] == 1:
+        shared = [name for name in shared if name != "accumulate_grad_batches"]
+    return ", ".join(f"{name} {label_setting(name, flat[name], records)}" for name in shared)
+
+
 def method_lines(study: Study) -> tuple[str, ...]:
     """How the numbers came about."""
     requests = [cell.request for cell in study.cells]
     protocols = dict.fromkeys(request.protocol for request in requests)
-    lines = [
+    lines = [f"all cells: {describe_common(study)}"]
+    lines += [
         f"protocol {protocol.name}: "
         + (
             units.format_count(protocol.epochs, "whole epoch")

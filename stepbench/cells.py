@@ -29,6 +29,8 @@ class Cell:
     directory: Path
     request: RunRequest
     records: tuple[RunRecord, ...]
+    is_unreadable: bool = False
+    """Whether a run has visited the cell and all that it left cannot be read."""
 
     @property
     def ok_records(self) -> tuple[RunRecord, ...]:
@@ -45,14 +47,16 @@ class Cell:
     def status(self) -> str:
         """The status of the run that speaks for the cell; `interrupted` where none has been."""
         record = self.last_record
-        return Status.INTERRUPTED.value if record is None else record.status.value
+        if record is None:
+            return Status.CRASHED.value if self.is_unreadable else Status.INTERRUPTED.value
+        return record.status.value
 
     @property
     def reason(self) -> str | None:
         """Why the cell has no numbers; None where it has."""
         record = self.last_record
         if record is None:
-            return "planned, but the sweep ended before it ran"
+            return "its record cannot be read" if self.is_unreadable else "planned, but the sweep ended before it ran"
         return None if is_measured(record) else record.reason or "no optimizer step was timed"
 
     @property
@@ -89,7 +93,15 @@ def read_cell(directory: Path, root: Path, name: str) -> tuple[Cell | None, list
             warnings.append(f"skipped: {error}")
     if request is None:
         return None, warnings
-    return Cell(name=name, root=root, directory=directory, request=request, records=tuple(records)), warnings
+    cell = Cell(
+        name=name,
+        root=root,
+        directory=directory,
+        request=request,
+        records=tuple(records),
+        is_unreadable=bool(warnings) and not records,
+    )
+    return cell, warnings
 
 
 def read_cells(directories: Sequence[Path]) -> tuple[tuple[Cell, ...], tuple[str, ...]]:

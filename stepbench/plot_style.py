@@ -95,6 +95,7 @@ def theme() -> Iterator[None]:
         "font.family": ["sans-serif"],
         "hatch.linewidth": 0.5,
         "svg.hashsalt": "stepbench",
+        "text.parse_math": False,  # labels are the user's: a dollar sign in them is a dollar sign
         "legend.frameon": False,
         "axes.axisbelow": True,
     }

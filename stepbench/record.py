@@ -13,6 +13,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import types
 import typing
@@ -394,12 +395,34 @@ def _cell_text(value: object) -> str:
 
 def read_record(path: Path) -> RunRecord:
     """Read a run's record. Raises `RecordError`, naming the file, where it holds something else."""
-    return _read(path, RunRecord)
+    record = _read(path, RunRecord)
+    problem = _find_contradiction(record)
+    if problem is not None:
+        raise RecordError(f"{path} is not a stepbench RunRecord: {problem}")
+    return record
 
 
 def read_request(path: Path) -> RunRequest:
     """Read a worker's request. Raises `RecordError`, naming the file, where it holds something else."""
     return _read(path, RunRequest)
+
+
+def _find_contradiction(record: RunRecord) -> str | None:
+    """What no run can have written although every type is right; None where there is nothing of the kind."""
+    for component in (record.request.spec.model, record.request.spec.data):
+        try:
+            if not isinstance(json.loads(component.arguments_json), dict):
+                return f"the arguments of {component.target} are no mapping"
+        except ValueError:
+            return f"the arguments of {component.target} are no JSON"
+    summary = record.summary
+    if summary is None:
+        return None
+    if tuple(phase.phase for phase in summary.phases) != PHASES:
+        return "its phases are not those of a step"
+    if not (math.isfinite(summary.step.median_s) and summary.step.median_s > 0):
+        return f"its median step takes {summary.step.median_s} s"
+    return None
 
 
 T = TypeVar("T")

@@ -156,6 +156,7 @@ def print_study(study: Study, console: Console | None = None) -> None:
     for warning in study.warnings:
         _print_line(console, f"warning: {warning}", style="yellow")
     _print_line(console, answers.count_cells(study), style="bold")
+    _print_line(console, f"all cells: {captions.describe_common(study)}")
     shown = _print_table(console, answers.cell_table(study))
     note = answers.table_note(study, shown)
     if note is not None:

@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -191,6 +192,50 @@ def test_cell_gets_its_summary_and_three_pictures(tmp_path: Path) -> None:
     assert sum(view["share_fraction"] for view in summary["four_way_view"].values()) == pytest.approx(1)
     assert summary["warmup"]["num_batches"] == 5
     assert summary["timed"]["num_steps"] == 30
+
+
+@pytest.mark.parametrize(
+    ("damage", "wording", "has_pictures"),
+    [
+        (lambda text: "", "holds no rows", False),
+        (lambda text: "a,b\n1,2\n", "holds no rows", False),
+        (lambda text: text + "0,0,0,9", "1 incomplete rows are left out", True),
+        (lambda text: text + "\xff", "incomplete rows are left out", True),
+    ],
+)
+def test_damaged_raw_rows_cost_no_more_than_themselves(
+    tmp_path: Path, damage: Callable[[str], str], wording: str, has_pictures: bool
+) -> None:
+    write_run(tmp_path, make_spec(), make_rows(0.01))
+    path = tmp_path / "timing_results.csv"
+    path.write_text(damage(path.read_text()))
+    with pytest.warns(UserWarning, match=wording):
+        draw_cell(tmp_path)
+    assert (tmp_path / "total_batch_time.png").exists() is has_pictures
+
+
+def test_a_cell_whose_record_is_damaged_says_so(tmp_path: Path) -> None:
+    sweep = first_example(tmp_path)
+    request = read_record(sweep / "0" / "records" / "0.0.json").request
+    write_request(sweep / "0", request)
+    (sweep / "0" / "records" / "0.0.json").write_text('{"request": ')
+    study = build_study([sweep], sweep)
+    (row,) = study.cell_frame[study.cell_frame["cell"] == "0"].to_dict("records")
+    assert (row["status"], row["reason"]) == ("crashed", "its record cannot be read")
+
+
+def test_what_cannot_be_written_ends_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = first_example(tmp_path / "sweep")
+    (tmp_path / "file").write_text("")
+    assert main([str(sweep), "--out", str(tmp_path / "file")]) == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_a_dollar_sign_in_a_setting_is_a_dollar_sign(tmp_path: Path) -> None:
+    specs = [make_spec(batch, model={"text": text}) for text in ("a$\\frac$b", "x$_$y") for batch in (16, 32)]
+    study = write_study([write_sweep(tmp_path, specs, ten_ms)], tmp_path)
+    assert (tmp_path / "step_time.png").exists()
+    assert "a$\\frac$b" in study.series[0]
 
 
 def test_failed_cell_gets_a_summary_and_no_pictures(tmp_path: Path) -> None:

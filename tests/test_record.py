@@ -110,6 +110,23 @@ def test_a_wrong_type_inside_is_refused(tmp_path: Path) -> None:
             read_record(path)
 
 
+def test_numbers_that_no_run_has_are_refused(tmp_path: Path) -> None:
+    path = write_record(tmp_path, record())
+    good = path.read_text()
+    for old, new, wording in [
+        ('"phase": "forward"', '"phase": "sideways"', "phases"),
+        ('"median_s": 0.750000001', '"median_s": NaN', "median step takes nan s"),
+        ('"median_s": 0.750000001', '"median_s": 0.0', "median step takes 0.0 s"),
+        ('"median_s": 0.750000001', '"median_s": -1.0', "median step takes -1.0 s"),
+        ('{\\"width\\":3}', "[1]", "the arguments of a.Net are no mapping"),
+        ('{\\"width\\":3}', "{", "the arguments of a.Net are no JSON"),
+    ]:
+        assert old in good
+        path.write_text(good.replace(old, new))
+        with pytest.raises(RecordError, match=wording):
+            read_record(path)
+
+
 def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     path = write_record(tmp_path, record())
     path.write_text(json.dumps({**json.loads(path.read_text()), "mood": "good"}))

@@ -168,6 +168,16 @@ def test_a_wider_model_grows_and_is_no_faster_setting(tmp_path: Path) -> None:
 # ---- the terminal ----
 
 
+def test_what_all_cells_share_is_labelled_by_what_ran(tmp_path: Path) -> None:
+    specs = [make_spec(batch, precision="16") for batch in (16, 32)]
+    study = write_study([write_sweep(tmp_path, specs, lambda _: 0.01)], tmp_path)
+    where = console()
+    print_study(study, where)
+    for text in (printed(where), report_markdown(study)):
+        assert "precision 16 (ran as " not in text  # another spelling of 16-mixed, which the builder says ran
+        assert "all cells: model AutoEncoder, data Images, precision 16" in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_nothing_is_truncated_or_coloured_when_piped(example: Study, width: int) -> None:
     where = console(width)
@@ -183,9 +193,9 @@ def test_table_says_what_its_signs_mean_and_names_the_directories(example: Study
     note = "±: 95 % interval within one run; a repeat may differ more."
     assert f"{note} spread: IQR / median of the steps.\nIn short" in printed(wide)
     assert f"{note}\nIn short" in printed(narrow)
-    heading = printed(wide).splitlines()[1].split("  ")
+    heading = printed(wide).splitlines()[2].split("  ")
     assert heading[0] == "cell"
-    assert " steps " in printed(wide).splitlines()[1]
+    assert " steps " in printed(wide).splitlines()[2]
 
 
 def test_table_fits_eighty_columns_by_dropping_what_is_optional(example: Study) -> None:
@@ -193,7 +203,7 @@ def test_table_fits_eighty_columns_by_dropping_what_is_optional(example: Study) 
     print_study(example, where)
     table = printed(where).split("\n±")[0].splitlines()
     assert max(map(len, table)) <= 80
-    assert "step [ms]" in table[1]
+    assert "step [ms]" in table[2]
 
 
 def test_every_planned_cell_is_in_the_table_with_its_status(broken: Study) -> None:
