@@ -127,6 +127,7 @@ class StepTimer(pl.Callback):
         """Put the tap before the user's profiler and hooks on every optimizer."""
         self._marks.clear()
         self._confirmed.clear()
+        self._accountant.start_run()
         self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
         is_manual = not pl_module.automatic_optimization
         scales_gradients = getattr(trainer.precision_plugin, "scaler", None) is not None

@@ -99,6 +99,11 @@ class PhaseAccountant:
         self._turnover_ns: int | None = None
         self._is_consistent = True
 
+    def start_run(self) -> None:
+        """Another run begins: what passed since the last one is no time between epochs."""
+        self._open = False
+        self._previous_end = None
+
     def fold(self, marks: Sequence[int], confirmed: Sequence[ConfirmedBatch]) -> None:
         """Consume `marks`, a flat series of code, nanoseconds, code, nanoseconds, …, and the batches they confirm."""
         batches = iter(confirmed)
@@ -179,6 +184,7 @@ class PhaseAccountant:
         self._open = False
         if self._confirmed is None or self._stack or not self._is_consistent:
             self.num_discarded += 1
+            self._next_step += self._confirmed is not None and self._confirmed.completes_step
             return
         end = now if self._validation_start is None else self._validation_start
         if self._validation_start is None:

@@ -233,6 +233,7 @@ def test_only_fits_are_timed_and_each_fit_whole() -> None:
     lab.trainer.fit(lab.module, DataLoader(lab.data, batch_size=4))
     assert phase_milliseconds(lab.timer.rows) == PLAIN
     assert len(lab.timer.rows) == 48
+    assert [row.epoch_turnover_s for row in lab.timer.rows] == [None] * 48
 
 
 def test_an_exception_keeps_the_batches_before_it_and_puts_everything_back() -> None:

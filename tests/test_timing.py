@@ -183,7 +183,7 @@ def test_a_batch_whose_marks_contradict_each_other_is_discarded_alone(contradict
         *((Mark.FETCH, 3), (Mark.EXIT, 4), (contradiction, 5), (Mark.BATCH_DONE, 6), (Mark.EPOCH_END, 7)),
         *((Mark.FETCH, 8), (Mark.EXIT, 9), (Mark.BATCH_DONE, 10), (Mark.EPOCH_END, 11)),
     )
-    assert [row.batch for row in accountant.rows] == [0, 2]
+    assert [(row.batch, row.step) for row in accountant.rows] == [(0, 0), (2, 2)]
     assert accountant.num_discarded == 1
 
 
