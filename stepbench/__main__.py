@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from stepbench import units
 from stepbench.composition_errors import explain
 from stepbench.launcher import LaunchError, make_launcher
-from stepbench.overrides import find_unquoted_choices, prepare_arguments
+from stepbench.overrides import config_directories, find_choices, find_unquoted_choices, prepare_arguments
 from stepbench.record import RunRequest
 from stepbench.settings import SettingsError, conf_dir, config_text, read_request
 from stepbench.sweep import (
@@ -75,7 +75,7 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
     plan.directory_is_default = not any(override.startswith(key) for override in hydra_config.overrides.hydra)
     try:
         choices = {str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if choice}
-        _refuse_shadowed(choices, [Path(source.path) for source in hydra_config.runtime.config_sources])
+        _refuse_shadowed(choices.items(), [Path(source.path) for source in hydra_config.runtime.config_sources])
         request = read_request(config, choices)
     except SettingsError as error:
         where = f"cell {hydra_config.job.num} ({' '.join(overrides)}): " if plan.is_sweep else ""
@@ -100,12 +100,12 @@ def _refuse_what_is_not_supported(hydra_config: HydraConf) -> None:
         raise SettingsError(problems)
 
 
-def _refuse_shadowed(choices: Mapping[str, str], sources: Sequence[Path]) -> None:
+def _refuse_shadowed(choices: Iterable[tuple[str, str]], sources: Sequence[Path]) -> None:
     """Hydra takes our file where a user's has the same group and name, without a word."""
     users = [source for source in sources if source.is_dir() and source.resolve() != conf_dir().resolve()]
     shadowed = [
         directory / group / f"{choice}.yaml"
-        for group, choice in choices.items()
+        for group, choice in choices
         for directory in users
         if (directory / group / f"{choice}.yaml").exists() and (conf_dir() / group / f"{choice}.yaml").exists()
     ]
@@ -119,8 +119,7 @@ def main() -> int:
     """Run the command line; returns the exit code: 0 all ok, 1 some cell not ok, 2 a wrong request, 130 interrupted."""
     plan = _Plan()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as an interrupt: what is measured is put together
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    _secure_standard_streams()
     try:
         _compose(plan)
     except SystemExit as end:
@@ -142,6 +141,19 @@ def main() -> int:
         return EXIT_INTERRUPTED
 
 
+def _secure_standard_streams() -> None:
+    """Point closed standard streams at nothing, lest other files take their place, and let any text be printed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
 def _compose(plan: _Plan) -> None:
     """Have Hydra compose every cell into the plan. Raises `SettingsError` with what Hydra finds wrong."""
     arguments = sys.argv[1:]
@@ -150,6 +162,7 @@ def _compose(plan: _Plan) -> None:
     try:
         sys.argv[0] = "stepbench"
         sys.argv[1:] = prepare_arguments(arguments)
+        _refuse_shadowed(find_choices(sys.argv[1:]), config_directories(arguments))
         app = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
         app(lambda config: _collect(config, plan))()
     except SettingsError:
@@ -167,7 +180,7 @@ def _compose(plan: _Plan) -> None:
 
 
 def _refuse(problems: Sequence[str]) -> int:
-    print("Nothing was run:", *problems, sep="\n  ", file=sys.stderr)
+    print("Nothing was run:", *dict.fromkeys(problems), sep="\n  ", file=sys.stderr)
     return EXIT_WRONG_REQUEST
 
 

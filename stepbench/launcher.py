@@ -135,11 +135,10 @@ class ForkLauncher:
             self._read_reply()
             self._is_ready = True
         except EOFError:
-            self._stop_server()
+            returncode = self._stop_server()
             self._errors.seek(0)
-            raise LaunchError(
-                f"the measuring process did not start:\n{self._errors.read().decode(errors='replace').strip()}"
-            ) from None
+            printed = self._errors.read().decode(errors="replace").strip()
+            raise LaunchError(f"the measuring process did not start, it ended with {returncode}:\n{printed}") from None
 
     def _read_reply(self) -> dict[str, Any]:
         line = self._replies.readline()

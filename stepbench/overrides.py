@@ -52,6 +52,15 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     return [*flags, *(quote_choices(override, groups) for override in overrides)]
 
 
+def find_choices(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """The choices of config groups on a prepared command line, as group and choice."""
+    groups = find_groups(config_directories(arguments))
+    pairs = (argument.lstrip("+").partition("=") for argument in arguments)
+    return [
+        (group, choice.strip("'")) for group, _, choices in pairs if group in groups for choice in choices.split(",")
+    ]
+
+
 def find_unquoted_choices(arguments: Sequence[str]) -> list[str]:
     """What is wrong with numbers that stand as choices in the defaults lists of the user's files, a line for each."""
     problems = []
@@ -62,7 +71,7 @@ def find_unquoted_choices(arguments: Sequence[str]) -> list[str]:
             except (OSError, ValueError, YAMLError):
                 continue  # not the file in question, else Hydra had said so
             defaults = config.get("defaults") if isinstance(config, DictConfig) else None
-            for entry in defaults or ():
+            for entry in defaults if isinstance(defaults, ListConfig) else ():
                 for key, choice in entry.items() if isinstance(entry, DictConfig) else ():
                     if _is_number(choice):
                         found = f"{path}: {key!s}: {choice} in the defaults list"
@@ -87,7 +96,8 @@ def quote_choices(argument: str, groups: Mapping[str, Sequence[str]]) -> str:
         elif isinstance(value, RangeSweep):
             choices = list(value.range())
         elif isinstance(value, Glob):
-            choices = value.filter(list(groups[group]))
+            patterns = Glob(include=[str(p) for p in value.include], exclude=[str(p) for p in value.exclude])
+            choices = list(patterns.filter(list(groups[group])))
         else:
             choices = [value] if _is_number(value) else []
     except HydraException:
@@ -101,8 +111,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _looks_like_a_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _quoted(choice: Any) -> str:
-    if _is_number(choice):
+    if _is_number(choice) or (isinstance(choice, str) and _looks_like_a_number(choice)):
         return f"'{choice}'"
     return choice.with_quotes() if isinstance(choice, QuotedString) else str(choice)
 

@@ -66,6 +66,7 @@ class _Run:
     timer_kind: str | None = None
     build_s: float = 0.0
     fit_started_ns: int = 0
+    largest_counted: int | None = None
 
 
 def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
@@ -207,7 +208,7 @@ def printable(text: str) -> str:
 
 def _place(error: BaseException) -> str:
     """Where the exception was raised, as far as it can be said of the user's own files."""
-    not_users = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    not_users = ("<", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(not_users)]
     frames = [frame for frame in frames if Path(frame.filename).parent != Path(__file__).parent]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
@@ -218,7 +219,8 @@ def _rows(run: _Run, batch_size: int) -> list[BatchTiming]:
     if run.timer is None or run.rule is None:
         return []
     rows = mark_warmup(run.timer.rows, run.rule.num_warmup_batches)
-    if _largest_batch(rows) != batch_size and _loader_batch_size(run) == batch_size:
+    run.largest_counted = _largest_batch(rows)
+    if run.largest_counted != batch_size and batch_size in _loader_batch_sizes(run):
         # the batches are built so that their first tensor does not tell the number of samples
         return [dataclasses.replace(row, num_samples=None) for row in rows]
     return rows
@@ -238,15 +240,16 @@ def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> tuple[
         return Status.NO_BATCHES, f"none of {num_discarded} requests for a batch led to a batch that could be timed"
     if not rows:
         return Status.NO_BATCHES, "the data loader gave no batches"
-    num_items = _num_items(run)
-    if num_items is not None and num_items < batch_size:
-        return Status.ERROR, f"the data set has {num_items} samples, fewer than one batch of batch_size={batch_size}"
-    found = _loader_batch_size(run) or _largest_batch(rows)
-    if found is not None and found != batch_size:
+    counted, sizes = run.largest_counted, _loader_batch_sizes(run)
+    if batch_size not in (counted, *sizes) and (counted is not None or sizes):
+        found = sizes[0] if sizes else counted
         return Status.ERROR, (
             f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples: put "
             "batch_size: ${batch_size} into the data's configuration and have the data module pass it on"
         )
+    num_items = min(_numbers_of_items(run), default=None)
+    if counted != batch_size and num_items is not None and num_items < batch_size:
+        return Status.ERROR, f"the data set has {num_items} samples, fewer than one batch of batch_size={batch_size}"
     if summarize_run(rows) is None:
         return Status.NO_BATCHES, "no optimizer step was completed"
     return Status.OK, None
@@ -259,7 +262,7 @@ def _effective_settings(run: _Run, rows: list[BatchTiming], worker_start: str) -
     root_device = trainer.strategy.root_device
     return EffectiveSettings(
         precision=str(trainer.precision),
-        batch_size=_largest_batch(rows) or _loader_batch_size(run),
+        batch_size=_largest_batch(rows) or next(iter(_loader_batch_sizes(run)), None),
         accelerator=root_device.type,
         device_name=device.device_name(root_device, environment.static_environment().cpu_model),
         num_devices=trainer.num_devices,
@@ -282,24 +285,24 @@ def _loaders(run: _Run) -> list[Any]:
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
-def _loader_batch_size(run: _Run) -> int | None:
-    """The batch size of the first training loader that has one; None where none tells."""
+def _loader_batch_sizes(run: _Run) -> list[int]:
+    """The batch sizes of the training loaders, as far as they have one."""
+    sizes = (
+        getattr(holder, "batch_size", None)
+        for loader in _loaders(run)
+        for holder in (loader, getattr(loader, "batch_sampler", None))
+    )
+    return [size for size in sizes if isinstance(size, int)]
+
+
+def _numbers_of_items(run: _Run) -> list[int]:
+    """The lengths of the data sets that the training loaders batch, as far as they have one."""
+    lengths = []
     for loader in _loaders(run):
-        for holder in (loader, getattr(loader, "batch_sampler", None)):
-            size = getattr(holder, "batch_size", None)
-            if isinstance(size, int):
-                return size
-    return None
-
-
-def _num_items(run: _Run) -> int | None:
-    """The length of the only training loader's data set; None where there are several or it has none."""
-    loaders = _loaders(run)
-    dataset = getattr(loaders[0], "dataset", None) if len(loaders) == 1 else None
-    try:
-        return len(dataset) if dataset is not None and _loader_batch_size(run) is not None else None
-    except (TypeError, NotImplementedError):
-        return None
+        if getattr(loader, "batch_size", None) is not None:
+            with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
+                lengths.append(len(loader.dataset))
+    return lengths
 
 
 def _num_workers(run: _Run) -> int | None:

@@ -184,6 +184,11 @@ def test_a_choice_that_would_be_shadowed_is_refused(stepbench: Stepbench, tmp_pa
     assert f"{conf}/model/mlp.yaml has the name of a built-in choice" in done.stderr
 
 
+def test_closed_standard_streams_do_not_matter(tmp_path: Path) -> None:
+    command = f"exec {sys.executable} -m stepbench batch_size=x <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, check=False).returncode == 2
+
+
 def test_directories_that_would_mix_cells_are_refused(stepbench: Stepbench) -> None:
     for override in ("hydra.sweep.subdir=x", "hydra.sweep.dir=v/${batch_size}", "+hydra.job.env_set.A=2"):
         done = stepbench("-m", "batch_size=8,16", override)

@@ -146,6 +146,14 @@ def test_a_fault_in_batch_7_keeps_the_batches_before_it(
     assert (record.traceback or "x") in log_path(tmp_path / "cell", 0, 0).read_text()
 
 
+@pytest.mark.parametrize("data", ["OversamplingData", "BatchedItemsData", "TwoLoadersData"])
+def test_loaders_that_reach_the_batch_size_in_their_own_way_are_measured(measure: Measure, data: str) -> None:
+    record = measure(data=data, model="FirstTensorModule")
+    assert record.status is Status.OK, record.reason
+    assert record.effective is not None
+    assert record.effective.batch_size == 16
+
+
 @pytest.mark.parametrize(
     ("fault", "wording"),
     [

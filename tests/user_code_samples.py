@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 
 class TinyModule(pl.LightningModule):
@@ -170,6 +170,43 @@ class TwoViewsData(TinyData):
             return [torch.cat([torch.stack([sample[0] for sample in samples])] * 2)]
 
         return DataLoader(TensorDataset(torch.ones(256, 4)), self.batch_size, collate_fn=twice)
+
+
+class OversamplingData(TinyData):
+    """Draws full batches from fewer items than a batch holds."""
+
+    def train_dataloader(self) -> Any:
+        sampler = RandomSampler(range(5), replacement=True, num_samples=4096)
+        return DataLoader(TensorDataset(torch.ones(5, 4)), self.batch_size, sampler=sampler)
+
+
+def only_item(items: Any) -> Any:
+    return items[0]
+
+
+class BatchedItemsData(TinyData):
+    """Its items are batches already, which the loader hands out one by one."""
+
+    def train_dataloader(self) -> Any:
+        dataset = TensorDataset(torch.ones(256, self.batch_size, 4))
+        return DataLoader(dataset, batch_size=1, collate_fn=only_item)
+
+
+class TwoLoadersData(TinyData):
+    """A second loader takes three times as many samples."""
+
+    def train_dataloader(self) -> Any:
+        items = TensorDataset(torch.ones(512, 4))
+        return [DataLoader(items, self.batch_size), DataLoader(items, 3 * self.batch_size)]
+
+
+class FirstTensorModule(TinyModule):
+    """Takes whatever tensor comes first."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        while not isinstance(batch, torch.Tensor):
+            batch = batch[0]
+        return super().training_step([batch], batch_idx)
 
 
 class FailingItems(TensorDataset):
