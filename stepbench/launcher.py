@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from stepbench.clock import monotonic_s
-
 GRACE_S = 3.0
 """How long a process group may take to end after SIGTERM before it is killed."""
 
@@ -216,9 +214,8 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
             return bool(select.select([descriptor], [], [], timeout_s)[0])
         finally:
             os.close(descriptor)
-    deadline_s = monotonic_s() + timeout_s
     try:
-        process.wait(max(0.0, deadline_s - monotonic_s()))
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         return False
     return True

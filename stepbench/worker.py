@@ -29,6 +29,7 @@ from stepbench import device, environment, user_code  # noqa: E402
 from stepbench.callback import StepTimer  # noqa: E402
 from stepbench.protocol import ProtocolRule, mark_warmup  # noqa: E402
 from stepbench.record import (  # noqa: E402
+    REQUEST_FILE,
     BatchTiming,
     EffectiveSettings,
     Environment,
@@ -66,12 +67,11 @@ class _Run:
     timer_kind: str | None = None
     build_s: float = 0.0
     fit_started_ns: int = 0
-    largest_counted: int | None = None
 
 
 def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
     """Do what the cell's request asks for and leave a record, whatever happens. `worker_start` is `fork` or `spawn`."""
-    request = read_request(cell_dir / "request.json")
+    request = read_request(cell_dir / REQUEST_FILE)
     started_unix_s, started_s = unix_time_s(), monotonic_s()
     run = _Run(environment=_environment_at_start())
     status, reason, trace = Status.OK, None, None
@@ -86,6 +86,9 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
     append_rows(cell_dir, rows, request.round, request.attempt)
     if status is Status.OK:
         status, reason = check_batches(run, rows, request.spec.batch_size)
+    summary = summarize_run(rows) if status is Status.OK else None
+    if status is Status.OK and summary is None:
+        status, reason = Status.NO_BATCHES, "no optimizer step was completed"
     record = RunRecord(
         request=request,
         spec_hash=spec_hash(request.spec),
@@ -97,7 +100,7 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
         effective=_effective_settings(run, rows, worker_start),
         environment=_environment_at_end(run),
         start_up=_start_up(run, worker_start),
-        summary=summarize_run(rows) if status is Status.OK else None,
+        summary=summary,
         peak_host_memory_bytes=device.peak_host_memory_bytes(),
         peak_device_memory_bytes=None
         if run.trainer is None
@@ -219,8 +222,7 @@ def _rows(run: _Run, batch_size: int) -> list[BatchTiming]:
     if run.timer is None or run.rule is None:
         return []
     rows = mark_warmup(run.timer.rows, run.rule.num_warmup_batches)
-    run.largest_counted = _largest_batch(rows)
-    if run.largest_counted != batch_size and batch_size in _loader_batch_sizes(run):
+    if _largest_batch(rows) != batch_size and batch_size in _loader_batch_sizes(run):
         # the batches are built so that their first tensor does not tell the number of samples
         return [dataclasses.replace(row, num_samples=None) for row in rows]
     return rows
@@ -235,12 +237,13 @@ def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> tuple[
 
     The loader's own batch size is the proof where it has one; the samples counted in the batches are where it has none.
     """
-    num_discarded = run.timer.num_discarded if run.timer else 0
+    assert run.timer is not None
+    num_discarded = run.timer.num_discarded
     if not rows and num_discarded:
         return Status.NO_BATCHES, f"none of {num_discarded} requests for a batch led to a batch that could be timed"
     if not rows:
         return Status.NO_BATCHES, "the data loader gave no batches"
-    counted, sizes = run.largest_counted, _loader_batch_sizes(run)
+    counted, sizes = _largest_batch(run.timer.rows), _loader_batch_sizes(run)
     if batch_size not in (counted, *sizes) and (counted is not None or sizes):
         found = sizes[0] if sizes else counted
         return Status.ERROR, (
@@ -250,8 +253,6 @@ def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> tuple[
     num_items = min(_numbers_of_items(run), default=None)
     if counted != batch_size and num_items is not None and num_items < batch_size:
         return Status.ERROR, f"the data set has {num_items} samples, fewer than one batch of batch_size={batch_size}"
-    if summarize_run(rows) is None:
-        return Status.NO_BATCHES, "no optimizer step was completed"
     return Status.OK, None
 
 
