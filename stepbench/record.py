@@ -71,7 +71,8 @@ class Component:
 class RunSpec:
     """The workload that a run measures, as requested. Equal specs are the same cell; protocol and timer stay outside.
 
-    `num_threads` None leaves torch's own choice, `float32_matmul_precision` None leaves torch's default.
+    None leaves torch its own choice of `num_threads`, its default `float32_matmul_precision`, Lightning its own choice
+    of `strategy`, and the model uncompiled; `compile` is else a mode of `torch.compile`.
     """
 
     model: Component
@@ -80,7 +81,9 @@ class RunSpec:
     precision: str
     accelerator: str
     num_devices: int = 1
+    strategy: str | None = None
     accumulate_grad_batches: int = 1
+    compile: str | None = None
     seed: int = 0
     num_threads: int | None = None
     float32_matmul_precision: str | None = None
@@ -103,15 +106,29 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Block sampling: of every `period_steps` optimizer steps the first `timed_steps` are timed by phase.
+
+    The others are timed as a whole only, so that what the marks cost falls on a part of the run, and can be told.
+    """
+
+    timed_steps: int
+    period_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """Everything a worker needs to know: the workload, how to measure it, and which visit of the cell this is.
 
-    `choices` pairs a config group with the option chosen for it, for labels.
+    `choices` pairs a config group with the option chosen for it, for labels. `sampling` None leaves the choice to the
+    timer. `batch_size_fn` is the dotted path of a function of the user's that counts the samples of a batch.
     """
 
     spec: RunSpec
     protocol: Protocol
     timer: str
+    sampling: Sampling | None = None
+    batch_size_fn: str | None = None
     round: int = 0
     attempt: int = 0
     timeout_s: float | None = None
@@ -122,9 +139,16 @@ class RunRequest:
 class BatchTiming:
     """Where the wall time of one batch went, in seconds: from the request for it to the request for the next.
 
-    The six phases sum to `batch_s`. `validation_s` ran after the batch and `epoch_turnover_s` passed between the end of
-    the previous epoch's last batch and the request for this one; both lie outside `batch_s`. `step` counts optimizer
-    steps: the micro-batches of one accumulation window share it. `num_samples` is None where it cannot be counted.
+    The six phases sum to `batch_s`. A row that block sampling left out has `batch_s` alone. Where the training step ran
+    autograd itself, which nothing announces, `backward_s` is None and inside `forward_s` (`backward_merged`).
+    `validation_s` ran after the batch and `epoch_turnover_s` passed between the end of the previous epoch's last batch
+    and the request for this one; both lie outside `batch_s`. `step` counts optimizer steps: the micro-batches of one
+    accumulation window share it. `num_samples` is None where it cannot be counted.
+
+    The `device_` columns are the same partition on the timeline of an accelerator that ran behind the host: its phases
+    sum to `device_batch_s`, and `device_data_s` is how long it had nothing to do because the batch was late. They are
+    None without such a timeline. `rank_wait_s` is how much longer than the fastest rank's this rank's backward took,
+    which is where ranks wait for each other; None with a single rank.
     """
 
     epoch: int
@@ -132,19 +156,30 @@ class BatchTiming:
     step: int
     num_samples: int | None
     warmup: bool
-    data_s: float
-    transfer_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    other_s: float
+    data_s: float | None
+    transfer_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    optimizer_s: float | None
+    other_s: float | None
     batch_s: float
     validation_s: float = 0.0
     epoch_turnover_s: float | None = None
+    device_data_s: float | None = None
+    device_transfer_s: float | None = None
+    device_forward_s: float | None = None
+    device_backward_s: float | None = None
+    device_optimizer_s: float | None = None
+    device_other_s: float | None = None
+    device_batch_s: float | None = None
+    rank: int = 0
+    rank_wait_s: float | None = None
     took_optimizer_step: bool = True
     starts_epoch: bool = False
     validation_ran: bool = False
     skipped_by_scaler: bool = False
+    backward_merged: bool = False
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,11 +209,29 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSummary:
-    """One phase of the step: its distribution, and its share of all measured wall time (a ratio of sums, 0 to 1)."""
+    """One phase of the step: its distribution, and its share of all time timed by phase (a ratio of sums, 0 to 1).
+
+    Both are None for a backward that cannot be told from the forward it is part of.
+    """
 
     phase: str
-    step: Distribution
-    share_fraction: float
+    step: Distribution | None
+    share_fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One of several ranks over the timed steps: its own median step, and the mean per step that it waited for others.
+
+    `phase_means_s` are its mean seconds per step in the order of `PHASES`.
+    """
+
+    rank: int
+    num_batches: int
+    num_samples: int | None
+    median_step_s: float
+    mean_wait_s: float | None
+    phase_means_s: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +240,14 @@ class RunSummary:
 
     `samples_per_s` is all samples over all wall time of the same batches, None where samples could not be counted.
     `effective_sample_size` is the number of independent steps that the autocorrelated ones are worth.
+
+    `phases` partition the step on `timeline`: the device's where an accelerator ran behind the host (then
+    `host_phases` has the host's), else the host's. `num_sampled_steps` is how many steps were timed by phase.
+    `timer_slowdown_fraction` is by how much steps timed by phase took longer than those that block sampling left out.
+    Batches in which a model was compiled are counted and left out; steps that a scaler skipped are counted and kept.
+
+    With several ranks a step ends with its slowest rank: `step` takes the longest of the ranks' times, samples are
+    those of all ranks, `phases` are those of the rank that the others waited for most, `phases_rank`.
     """
 
     num_warmup_batches: int
@@ -200,6 +261,14 @@ class RunSummary:
     step_interval: Interval | None
     effective_sample_size: float
     phases: tuple[PhaseSummary, ...]
+    timeline: str = "host"
+    host_phases: tuple[PhaseSummary, ...] = ()
+    num_sampled_steps: int | None = None
+    timer_slowdown_fraction: float | None = None
+    num_skipped_steps: int = 0
+    num_compiled_batches: int = 0
+    phases_rank: int = 0
+    ranks: tuple[RankSummary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +287,9 @@ class EffectiveSettings:
     worker_start: str | None = None
     num_threads: int | None = None
     float32_matmul_precision: str | None = None
+    compile: str | None = None
     timer: str | None = None
+    lightning_package: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +340,19 @@ class StartUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """What `torch.compile` did while the run trained: graphs compiled, how often again, in how many batches, how long.
+
+    `compile_s` is torch's own account of it, None where it keeps none.
+    """
+
+    num_graphs: int
+    num_recompilations: int
+    num_batches: int
+    compile_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run: what was asked, what ran, what happened, and its own summary. A cell always leaves one."""
 
@@ -282,7 +366,9 @@ class RunRecord:
     effective: EffectiveSettings | None = None
     environment: Environment | None = None
     start_up: StartUp | None = None
+    compilation: Compilation | None = None
     summary: RunSummary | None = None
+    rank: int = 0
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None
     num_parameters: int | None = None
@@ -304,9 +390,9 @@ def canonical_json(value: Any) -> str:
 # ---- where things lie in a cell's directory ----
 
 
-def record_path(cell_dir: Path, round_: int, attempt: int) -> Path:
-    """The record of one visit of a cell."""
-    return cell_dir / "records" / f"{round_}.{attempt}.json"
+def record_path(cell_dir: Path, round_: int, attempt: int, rank: int = 0) -> Path:
+    """The record of one visit of a cell; each further rank of it leaves one of its own beside it."""
+    return cell_dir / "records" / (f"{round_}.{attempt}.json" if rank == 0 else f"{round_}.{attempt}.rank{rank}.json")
 
 
 def log_path(cell_dir: Path, round_: int, attempt: int) -> Path:
@@ -345,7 +431,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def write_record(cell_dir: Path, record: RunRecord) -> Path:
     """Write a run's record atomically and return its path."""
-    path = record_path(cell_dir, record.request.round, record.request.attempt)
+    path = record_path(cell_dir, record.request.round, record.request.attempt, record.rank)
     write_text_atomically(path, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
     return path
 
