@@ -22,8 +22,8 @@ DOCUMENT = ROOT / "docs" / "timing.md"
 MARKER = "<!-- known answers -->\n"
 
 
-def numbers(values: Sequence[float]) -> str:
-    *phases, batch = (f"{value:.3f}".rstrip("0").rstrip(".") for value in values)
+def numbers(values: Sequence[float | None]) -> str:
+    *phases, batch = ("?" if value is None else f"{value:.3f}".rstrip("0").rstrip(".") for value in values)
     return f"{' / '.join(phases)} = {batch}"
 
 

@@ -1,16 +1,57 @@
-"""The only module that reads a clock or synchronizes a device."""
+"""The only module that reads a clock, synchronizes a device or makes its events."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
+
+TIMERS = ("auto", "host", "sync", "events")
+"""Accepted values of `timer`; `auto` takes the best one that the device has."""
+
+EVENT_DEVICES = ("cuda", "xpu")
+"""Where events tell the time on the device's own timeline. Not on MPS: there they are stamped by the host."""
+
+SYNCHRONIZED_DEVICES = (*EVENT_DEVICES, "mps")
+"""Where work runs behind the host and can be waited for."""
+
+
+class Event(Protocol):
+    """A point on a device's timeline, as `torch.Event` is one."""
+
+    def record(self) -> None:
+        """Put it behind everything that the device has been given so far."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds on the device's timeline from this event to a later one; both must be complete."""
+        ...
 
 
 class Clock(Protocol):
-    """A clock for marks. Tests put a scripted one in its place."""
+    """What marks are stamped with. Tests put a scripted clock and a scripted device in its place."""
 
     def now(self) -> int:
-        """Nanoseconds since an arbitrary origin; never goes back."""
+        """Nanoseconds on the host since an arbitrary origin; never goes back."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished everything it was given."""
+        ...
+
+    def make_event(self) -> Event:
+        """An event of the device, to be recorded on its current stream."""
+        ...
+
+    def can_record(self) -> bool:
+        """Whether an event can be recorded at this moment: not while a graph of device work is being captured."""
         ...
 
 
@@ -19,39 +60,56 @@ class HostClock:
 
     now = staticmethod(time.perf_counter_ns)
 
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
 
-class SynchronizingClock:
-    """The host's clock, read once the accelerator has finished everything queued so far.
+    def make_event(self) -> Event:
+        """The host has no events. Raises TypeError."""
+        raise TypeError("the host has no events: use timer=host")
 
-    Each mark then bounds the device work before it, so kernels cannot be booked to a later phase. The price: host and
-    device no longer overlap, and the step may be slower than without the timer.
-    """
+    def can_record(self) -> bool:
+        """Never."""
+        return False
 
-    def __init__(self) -> None:
+
+class DeviceClock(HostClock):
+    """The host's clock beside an accelerator that runs behind it."""
+
+    def __init__(self, device: Any) -> None:
         import torch
 
-        self._synchronize = torch.accelerator.synchronize
+        self._device = torch.device(device)
+        self._torch = torch
+        self._is_cuda = self._device.type == "cuda"
 
-    def now(self) -> int:
-        """Nanoseconds on the host once the current accelerator is idle."""
-        self._synchronize()
-        return time.perf_counter_ns()
+    def synchronize(self) -> None:
+        """See `Clock.synchronize`."""
+        self._torch.accelerator.synchronize(self._device)
+
+    def make_event(self) -> Event:
+        """See `Clock.make_event`."""
+        return self._torch.Event(device=self._device, enable_timing=True)  # the default has changed between versions
+
+    def can_record(self) -> bool:
+        """See `Clock.can_record`: an event that a CUDA graph captures cannot be timed."""
+        return not (self._is_cuda and self._torch.cuda.is_current_stream_capturing())
 
 
-TIMERS = ("auto", "host", "sync")
-"""Accepted values of `timer`: `auto` synchronizes on an accelerator and reads the host's clock elsewhere."""
+def resolve_timer(timer: str, device_type: str) -> str:
+    """The timer that runs on a type of device: `host`, `sync` or `events`.
 
-
-def resolve_timer(timer: str, *, on_accelerator: bool) -> str:
-    """The timer that runs on this kind of device, `host` or `sync`: on the host there is nothing to synchronize."""
-    if not on_accelerator:
+    On the host there is nothing to synchronize, and where events tell no time the device is synchronized instead.
+    """
+    if device_type not in SYNCHRONIZED_DEVICES:
         return "host"
-    return "sync" if timer == "auto" else timer
+    if timer in ("auto", "events"):
+        return "events" if device_type in EVENT_DEVICES else "sync"
+    return timer
 
 
-def make_clock(timer: str) -> Clock:
-    """The clock of a resolved timer, `host` or `sync`."""
-    return SynchronizingClock() if timer == "sync" else HostClock()
+def make_clock(timer: str, device: Any) -> Clock:
+    """The clock of a resolved timer on a device."""
+    return HostClock() if timer == "host" else DeviceClock(device)
 
 
 def unix_time_s() -> float:

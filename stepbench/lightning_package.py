@@ -13,7 +13,7 @@ from typing import Any
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LightningPackage:
     """One of the two packages and what is used of it."""
 
@@ -41,7 +41,11 @@ def load_package(name: str) -> LightningPackage:
 
 
 def package_of(value: object, class_name: str) -> str | None:
-    """The package whose `class_name`, such as `LightningModule`, a value is an instance of; None for neither."""
+    """The package whose `class_name`, such as `LightningModule`, a value is an instance of; None for neither.
+
+    What `torch.compile` wraps counts as what it wraps, as it does for Lightning.
+    """
+    value = getattr(value, "_orig_mod", value)
     for base in type(value).__mro__:
         for name in PACKAGES:
             if base.__name__ == class_name and base.__module__.startswith(f"{name}."):

@@ -25,6 +25,9 @@ from truth_lab import (
     ManualClosureModule,
     OwnFetchingModule,
     OwnOptimizerStepModule,
+    RawAccumulationModule,
+    RawBackwardModule,
+    SlowCallback,
     SometimesNoneModule,
     ThreeClosuresModule,
     TwoOptimizersModule,
@@ -40,7 +43,7 @@ class KnownAnswer:
 
     name: str
     build: Callable[[], Lab]
-    expected_ms: tuple[float, ...]
+    expected_ms: tuple[float | None, ...]
     num_rows: int = 24
     num_discarded: int = 0
     validation_ms: float = 0.0
@@ -70,9 +73,27 @@ def without_scheduler() -> Lab:
     return lab
 
 
-def scaled(module: type[CostlyModule] = CostlyModule) -> Lab:
+def with_optimizer(**kind: bool) -> Lab:
+    lab = Lab()
+    lab.module.optimizer_kind = kind
+    return lab
+
+
+def scheduler_per_epoch() -> Lab:
+    lab = Lab(num_items=24, max_epochs=4)
+    lab.module.scheduler_interval = "epoch"
+    return lab
+
+
+def with_slow_callback() -> Lab:
+    lab = Lab()
+    lab.further_callbacks = [SlowCallback(lab.clock)]
+    return lab
+
+
+def scaled(module: type[CostlyModule] = CostlyModule, **settings: Any) -> Lab:
     scaler = CostlyScaler("cpu", init_scale=1.0)
-    lab = lab_with(module, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    lab = lab_with(module, plugins=[MixedPrecision("16-mixed", "cpu", scaler)], **settings)
     scaler.clock = lab.clock
     return lab
 
@@ -138,6 +159,16 @@ KNOWN_ANSWERS = (
         expected_ms=(4, 2, 5, 6, 1, 5.1666667, 23.1666667),
     ),
     KnownAnswer(
+        name="loss.backward() by hand, manual",
+        build=lambda: lab_with(RawBackwardModule),
+        expected_ms=(4, 2, 11, None, 3, 3.5, 23.5),  # nothing tells backward from forward
+    ),
+    KnownAnswer(
+        name="loss.backward() by hand, step in every second batch",
+        build=lambda: lab_with(RawAccumulationModule),
+        expected_ms=(4, 2, 11, None, 1.5, 3.25, 21.75),
+    ),
+    KnownAnswer(
         name="no loss in every third batch",
         build=lambda: lab_with(SometimesNoneModule),
         expected_ms=(4, 2, 5, 4, 5, 7.3333333, 27.3333333),
@@ -163,6 +194,14 @@ KNOWN_ANSWERS = (
         build=lambda: Lab(gradient_clip_val=0.5, gradient_clip_algorithm="value"),
         expected_ms=PLAIN,
     ),
+    KnownAnswer(name="foreach optimizer", build=lambda: with_optimizer(foreach=True), expected_ms=PLAIN),
+    KnownAnswer(name="fused optimizer", build=lambda: with_optimizer(fused=True), expected_ms=PLAIN),
+    KnownAnswer(
+        name="scheduler once an epoch, 4 epochs",
+        build=scheduler_per_epoch,
+        expected_ms=(4, 2, 5, 6, 5, 7.1666667, 29.1666667),  # in the last batch of each epoch
+    ),
+    KnownAnswer(name="a slow callback, 20 ms", build=with_slow_callback, expected_ms=(4, 2, 5, 6, 5, 28, 50)),
     KnownAnswer(name="bf16-mixed", build=lambda: Lab(precision="bf16-mixed"), expected_ms=PLAIN),
     KnownAnswer(name="gradient scaler, 2.75 ms of its own", build=scaled, expected_ms=(4, 2, 5, 6, 7.75, 8, 32.75)),
     KnownAnswer(

@@ -22,6 +22,8 @@ from known_answers import (
     validating,
 )
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
     ModelCheckpoint,
     RichProgressBar,
     TQDMProgressBar,
@@ -32,6 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from truth_lab import (
     CostlyItems,
     EverySecondStepModule,
+    GrowingDataModule,
     Lab,
     ManualAccumulationModule,
     OwnCallbacksModule,
@@ -40,18 +43,21 @@ from truth_lab import (
     SometimesNoneLoader,
     SwallowingModule,
     WrappedOptimizerModule,
+    make_timer,
     mean_milliseconds,
     phase_milliseconds,
 )
 
-from stepbench.callback import PHASE_MARKS, StepTimer, action_marks, count_samples
-from stepbench.record import PHASES, BatchTiming
+from stepbench import callback
+from stepbench.callback import PHASE_MARKS, action_marks
+from stepbench.record import PHASES, BatchTiming, Sampling
+from stepbench.statistics import summarize_run
 from stepbench.timing import Mark
 
 
 def assert_phases_sum_to_wall(rows: list[BatchTiming]) -> None:
     for row in rows:
-        phases_ns = [round(getattr(row, f"{phase}_s") * 1e9) for phase in PHASES]
+        phases_ns = [round((getattr(row, f"{phase}_s") or 0.0) * 1e9) for phase in PHASES]
         assert sum(phases_ns) == round(row.batch_s * 1e9)
 
 
@@ -254,6 +260,128 @@ def test_everything_is_put_back_after_training() -> None:
     assert_everything_put_back(lab)
 
 
+class RecordingRule:
+    """Never stops; keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, bool]] = []
+
+    def start(self, now_ns: int) -> None:
+        pass
+
+    def batch_done(self, now_ns: int, **told: bool) -> bool:
+        self.told.append(told)
+        return False
+
+
+def test_the_stop_rule_is_told_which_steps_were_real() -> None:
+    for lab, is_real in (
+        (scaled(InfiniteLossModule), False),
+        (scaled(), True),
+        (lab_with(WrappedOptimizerModule), True),
+    ):
+        rule = RecordingRule()
+        lab.timer._stop_rule = rule
+        lab.run()
+        assert [told["completes_step"] for told in rule.told] == [True] * 24
+        assert [told["took_step"] for told in rule.told] == [is_real] * 24
+        assert not any(told["compiled"] for told in rule.told)
+
+
+def test_blocks_of_steps_are_timed_by_phase_and_the_others_as_wholes() -> None:
+    rows = Lab(num_items=400, sampling=Sampling(timed_steps=5, period_steps=20)).run()
+    by_phase = [row for row in rows if row.forward_s is not None]
+    assert [row.batch for row in by_phase] == [batch for batch in range(100) if batch % 20 < 5]
+    assert phase_milliseconds(by_phase) == PLAIN
+    assert {row.batch_s for row in rows} == {0.030}
+    assert all(row.took_optimizer_step for row in rows)
+
+
+def test_blocks_change_over_between_optimizer_steps() -> None:
+    lab = Lab(accumulate_grad_batches=4, sampling=Sampling(timed_steps=1, period_steps=2), val_check_interval=6)
+    lab.validation = DataLoader(CostlyItems(lab.clock, 12), batch_size=4)
+    rows = lab.run()
+    assert [row.step for row in rows if row.forward_s is not None] == [step for step in (0, 2, 4) for _ in range(4)]
+    assert phase_milliseconds([row for row in rows if row.forward_s is not None]) == (4, 2, 5, 6, 1.25, 5.75, 24)
+    assert mean_milliseconds(rows, "batch") == 24
+    assert mean_milliseconds(rows, "validation") == 2
+
+
+def test_sampling_leaves_manual_and_scaled_steps_right() -> None:
+    every_second = Sampling(timed_steps=1, period_steps=2)
+    manual = lab_with(ManualAccumulationModule, sampling=every_second).run()
+    assert [row.took_optimizer_step for row in manual] == [False, False, True] * 8
+    assert [row.forward_s is not None for row in manual] == ([True] * 3 + [False] * 3) * 4
+    skipping = scaled(InfiniteLossModule, sampling=every_second).run()
+    assert [row.step for row in skipping] == list(range(24))
+    assert all(row.skipped_by_scaler for row in skipping)
+    assert not any(row.skipped_by_scaler for row in scaled(sampling=every_second).run())
+
+
+@pytest.mark.parametrize("case", KNOWN_ANSWERS, ids=lambda case: case.name)
+def test_folding_in_the_middle_of_an_epoch_changes_no_answer(
+    case: KnownAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callback, "MAX_MARKS", 2)
+    lab = case.build()
+    rows = lab.run()
+    assert phase_milliseconds(rows) == case.expected_ms
+    assert (len(rows), lab.timer.num_discarded) == (case.num_rows, case.num_discarded)
+
+
+def test_what_is_noted_in_a_long_epoch_stays_small() -> None:
+    lab = Lab(num_items=4 * 600)
+    lengths: list[int] = []
+
+    class Watching(pl.Callback):
+        def on_train_batch_end(self, *args: Any) -> None:
+            lengths.append(len(lab.timer._marks) + len(lab.timer._confirmed))
+
+    lab.further_callbacks = [Watching()]
+    assert phase_milliseconds(lab.run()) == PLAIN
+    assert max(lengths) < callback.MAX_MARKS + 300
+
+
+def test_a_learning_rate_finder_s_own_steps_are_not_timed(tmp_path: Path) -> None:
+    lab = Lab(default_root_dir=tmp_path)
+    lab.module.scheduler = False
+    lab.module.lr = 1e-4
+    lab.further_callbacks = [LearningRateFinder(num_training_steps=5)]
+    assert phase_milliseconds(lab.run()) == (4, 2, 5, 6, 5, 7, 29)
+    assert len(lab.timer.rows) == 24
+
+
+def test_a_batch_size_finder_s_own_steps_are_not_timed(tmp_path: Path) -> None:
+    lab = Lab(default_root_dir=tmp_path)
+    lab.module.scheduler = False
+    lab.loader = GrowingDataModule(lab.clock)
+    lab.further_callbacks = [BatchSizeFinder(init_val=4, max_trials=3, steps_per_trial=1)]
+    rows = lab.run()
+    assert phase_milliseconds(rows) == (16, 2, 5, 6, 5, 7, 41)
+    assert [row.num_samples for row in rows] == [16] * 6
+
+
+@pytest.mark.parametrize("kind", [{"fused": True}, {"foreach": True}])
+def test_real_fused_and_foreach_optimizers_take_their_steps(kind: dict[str, bool]) -> None:
+    class AdamModule(SleepingModule):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=1e-3, **kind)  # type: ignore[arg-type]
+
+    rows = fit_for_real(AdamModule(), num_batches=4)
+    assert all(row.took_optimizer_step and row.optimizer_s > 0 for row in rows)
+
+
+def test_throughput_is_not_divided_by_accumulation() -> None:
+    rates = {}
+    for accumulate in (1, 4):
+        rows = fit_for_real(SleepingModule(), num_batches=24, accumulate_grad_batches=accumulate)
+        summary = summarize_run(rows)
+        assert summary is not None and summary.samples_per_s is not None
+        rates[accumulate] = summary.samples_per_s
+    # Fewer optimizer steps of 5 ms for as many samples: 21 or 22.25 of 26 ms a batch.
+    assert 1.0 < rates[4] / rates[1] < 1.4
+
+
 def assert_everything_put_back(lab: Lab) -> None:
     assert lab.trainer.profiler is lab.profiler_before  # type: ignore[attr-defined]
     for optimizer in lab.trainer.optimizers:
@@ -305,30 +433,6 @@ def test_actions_that_bound_nothing_have_no_marks() -> None:
     assert action_marks(name, PHASE_MARKS) == (Mark.EXIT_BACKWARD, None)
 
 
-@pytest.mark.parametrize(
-    ("batch", "count"),
-    [
-        (torch.ones(3, 2), 3),
-        ((torch.ones(5, 2), torch.ones(5)), 5),
-        ({"mask": None, "image": torch.ones(7)}, 7),
-        ([[], {"deep": (torch.ones(2, 2),)}], 2),
-        (torch.tensor(1.0), None),
-        ("text", None),
-        (None, None),
-        ([], None),
-    ],
-)
-def test_samples_are_counted_or_unknown(batch: Any, count: int | None) -> None:
-    assert count_samples(batch) == count
-
-
-def test_graphs_are_counted_not_nodes() -> None:
-    class GraphBatch:
-        num_graphs = 6
-
-    assert count_samples(GraphBatch()) == 6
-
-
 class SleepingModule(pl.LightningModule):
     """Real time: transfer 3 ms, forward 6 ms, backward 8 ms, optimizer 5 ms, a hook 4 ms."""
 
@@ -364,24 +468,26 @@ def slow_collate(samples: Any) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
+def fit_for_real(module: pl.LightningModule, *, num_batches: int, **settings: Any) -> list[BatchTiming]:
+    """Two samples a batch, on the real clock."""
+    timer = make_timer()
+    loader = settings.pop("loader", None) or DataLoader(TensorDataset(torch.ones(2 * num_batches, 2)), batch_size=2)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet |= {"max_epochs": 1, "accelerator": "cpu", "enable_checkpointing": False}
+    pl.Trainer(callbacks=[timer], **{**quiet, **settings}).fit(module, loader)
+    rows: list[BatchTiming] = timer.rows
+    return rows
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_real_sleeps_are_lower_bounds_and_phases_sum_to_wall(num_workers: int) -> None:
-    timer = StepTimer()
     loader = DataLoader(
         TensorDataset(torch.ones(24, 2)), batch_size=2, collate_fn=slow_collate, num_workers=num_workers
     )
-    pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        callbacks=[timer],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    ).fit(SleepingModule(), loader)
-    assert len(timer.rows) == 12
-    assert_phases_sum_to_wall(timer.rows)
-    for row in timer.rows:
+    rows = fit_for_real(SleepingModule(), num_batches=12, loader=loader)
+    assert len(rows) == 12
+    assert_phases_sum_to_wall(rows)
+    for row in rows:
         if num_workers == 0:
             assert row.data_s >= 0.010  # with a worker the 10 ms are hidden behind the rest of the step
         assert row.transfer_s >= 0.003
@@ -390,4 +496,65 @@ def test_real_sleeps_are_lower_bounds_and_phases_sum_to_wall(num_workers: int) -
         assert row.optimizer_s >= 0.005
         assert row.other_s >= 0.004
     if num_workers == 1:
-        assert sorted(row.data_s for row in timer.rows)[6] < 0.010
+        assert sorted(row.data_s for row in rows)[6] < 0.010
+
+
+class WaitingLoader:
+    """Notes how long each wait for a batch took, by the clock that the timer reads."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+        self.waits_s: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Any:
+        batches = iter(self.loader)
+        for _ in range(len(self.loader)):
+            started = time.perf_counter()
+            batch = next(batches)
+            self.waits_s.append(time.perf_counter() - started)
+            yield batch
+
+
+def sleepy_collate(samples: Any) -> Any:
+    time.sleep(0.02)
+    return torch.utils.data.default_collate(samples)
+
+
+class TenMillisecondsModule(SleepingModule):
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        time.sleep(0.01)
+        loss: torch.Tensor = self.layer(batch[0]).mean()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (2, False), (2, True), (3, False)])
+def test_the_wait_for_data_is_that_of_the_request_itself(num_workers: int, persistent: bool) -> None:
+    loader = WaitingLoader(
+        DataLoader(
+            TensorDataset(torch.ones(40, 2)),
+            batch_size=2,
+            collate_fn=sleepy_collate,
+            num_workers=num_workers,
+            persistent_workers=persistent,
+        )
+    )
+    rows = fit_for_real(TenMillisecondsModule(), num_batches=20, loader=loader, max_epochs=2)
+    assert len(rows) == 40
+    errors_ms = sorted(abs(row.data_s - wait_s) * 1e3 for row, wait_s in zip(rows, loader.waits_s, strict=True))
+    assert errors_ms[len(errors_ms) * 9 // 10] < 0.3  # the rest is what the machine does between two clock readings
+    # Starting workers anew for the second epoch is time between epochs, not a wait of its first batch.
+    turnover_s = rows[20].epoch_turnover_s
+    assert turnover_s is not None
+    assert (turnover_s > 0.005) == (num_workers > 0 and not persistent)

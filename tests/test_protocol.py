@@ -15,7 +15,8 @@ def follow(protocol: Protocol, batch_s: float, *, accumulate: int = 1, limit: in
     rule = ProtocolRule(protocol)
     rule.start(0)
     for batch in range(1, limit + 1):
-        if rule.batch_done(round(batch * batch_s * 1e9), completes_step=batch % accumulate == 0):
+        steps = batch % accumulate == 0
+        if rule.batch_done(round(batch * batch_s * 1e9), completes_step=steps, took_step=steps):
             return rule.num_warmup_batches, batch
     return rule.num_warmup_batches, limit
 
@@ -48,6 +49,39 @@ def test_a_run_that_never_steps_is_ended() -> None:
 
 def test_no_warm_up_may_be_asked_for() -> None:
     assert follow(dataclasses.replace(QUICK, warmup_batches=0, warmup_s=0.0), 0.1) == (1, 31)
+
+
+def test_the_warm_up_does_not_end_before_an_optimizer_has_really_stepped() -> None:
+    rule = ProtocolRule(QUICK)
+    rule.start(0)
+    for batch in range(1, 20):  # a gradient scaler skips the first nineteen steps
+        assert not rule.batch_done(round(batch * 0.1e9), completes_step=True, took_step=False)
+    assert rule.num_warmup_batches is None
+    rule.batch_done(round(2e9), completes_step=True, took_step=True)
+    assert rule.num_warmup_batches == 20
+
+
+def test_the_warm_up_starts_anew_behind_a_compilation() -> None:
+    rule = ProtocolRule(QUICK)
+    rule.start(0)
+    now_s = 0.0
+    for batch in range(1, 20):
+        compiled = batch == 3
+        now_s += 30.0 if compiled else 0.1
+        rule.batch_done(round(now_s * 1e9), completes_step=True, took_step=True, compiled=compiled)
+    assert rule.num_warmup_batches == 3 + 5
+
+
+def test_batches_that_compiled_are_not_timed() -> None:
+    rule = ProtocolRule(QUICK)
+    rule.start(0)
+    now_s = 0.0
+    for batch in range(1, 100):
+        compiled = batch == 10
+        now_s += 30.0 if compiled else 0.1
+        if rule.batch_done(round(now_s * 1e9), completes_step=True, took_step=True, compiled=compiled):
+            break
+    assert batch == 5 + 1 + 30
 
 
 def rows(num_batches: int, accumulate: int = 1) -> list[BatchTiming]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import deque
 
 import pytest
 
@@ -13,7 +14,7 @@ def fold(*marks: tuple[Mark, int], batches: int | None = None) -> PhaseAccountan
     accountant = PhaseAccountant()
     flat = [value for mark in marks for value in mark]
     count = sum(code == Mark.BATCH_DONE for code, _ in marks) if batches is None else batches
-    accountant.fold(flat, [ConfirmedBatch(epoch=0, batch=i, num_samples=4) for i in range(count)])
+    accountant.fold(flat, deque(ConfirmedBatch(epoch=0, batch=i, num_samples=4) for i in range(count)))
     return accountant
 
 
@@ -25,7 +26,7 @@ MS = 1_000_000
 
 
 def test_time_in_no_phase_is_other() -> None:
-    (row,) = fold((Mark.FETCH, 0), (Mark.EXIT, 2 * MS), (Mark.BATCH_DONE, 5 * MS), (Mark.EPOCH_END, 6 * MS)).rows
+    (row,) = fold((Mark.FETCH, 0), (Mark.EXIT, 2 * MS), (Mark.BATCH_DONE, 5 * MS), (Mark.EPOCH_END, 6 * MS)).table
     assert milliseconds(row) == {"data": 2, "other": 4}
     assert row.batch_s == 0.006
 
@@ -44,7 +45,7 @@ def test_nested_phases_take_their_time_from_the_outer_one() -> None:
         (Mark.STEPPED, 23 * MS),
         (Mark.BATCH_DONE, 24 * MS),
         (Mark.EPOCH_END, 24 * MS),
-    ).rows
+    ).table
     assert milliseconds(row) == {"data": 1, "forward": 5, "backward": 7, "optimizer": 1 + 3, "other": 1 + 2 + 1 + 2 + 1}
     assert row.took_optimizer_step
 
@@ -58,13 +59,13 @@ def test_a_second_mark_of_the_end_of_backward_changes_nothing() -> None:
         (Mark.EXIT_BACKWARD, 4 * MS),
         (Mark.BATCH_DONE, 4 * MS),
         (Mark.EPOCH_END, 5 * MS),
-    ).rows
+    ).table
     assert milliseconds(row) == {"backward": 3, "other": 2}
 
 
 def test_a_batch_that_no_mark_confirms_is_discarded() -> None:
     accountant = fold((Mark.FETCH, 0), (Mark.EXIT, 4 * MS), (Mark.EPOCH_END, 4 * MS))
-    assert accountant.rows == []
+    assert len(accountant.table) == 0
     assert accountant.num_discarded == 1
 
 
@@ -81,7 +82,7 @@ def test_validation_is_outside_the_batch() -> None:
         (Mark.EXIT, 21 * MS),
         (Mark.BATCH_DONE, 22 * MS),
         (Mark.EPOCH_END, 22 * MS),
-    ).rows
+    ).table
     assert milliseconds(first) == {"data": 1, "other": 2}
     assert first.validation_ran
     assert first.validation_s == 0.017
@@ -99,7 +100,7 @@ def test_the_time_between_epochs_is_kept_apart() -> None:
         (Mark.EXIT, 51 * MS),
         (Mark.BATCH_DONE, 52 * MS),
         (Mark.EPOCH_END, 52 * MS),
-    ).rows
+    ).table
     assert first.epoch_turnover_s is None
     assert second.epoch_turnover_s == 0.048
     assert second.batch_s == 0.002
@@ -115,7 +116,7 @@ def test_an_abort_loses_the_open_batch_alone() -> None:
         (Mark.ENTER_FORWARD, 5),
         (Mark.ABORT, 6),
     )
-    assert [row.batch for row in accountant.rows] == [0]
+    assert [row.batch for row in accountant.table] == [0]
     assert accountant.num_discarded == 1
 
 
@@ -123,7 +124,7 @@ def test_an_abort_during_validation_keeps_the_batch_before_it() -> None:
     accountant = fold(
         (Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.BATCH_DONE, 2), (Mark.VALIDATION, 3), (Mark.ABORT, 9), batches=1
     )
-    assert [row.batch_s for row in accountant.rows] == [3e-9]
+    assert [row.batch_s for row in accountant.table] == [3e-9]
 
 
 def test_micro_batches_share_the_step_that_they_lead_to() -> None:
@@ -137,21 +138,17 @@ def test_micro_batches_share_the_step_that_they_lead_to() -> None:
         marks += [(Mark.BATCH_DONE, start + 9)]
     flat = [value for mark in [*marks, (Mark.EPOCH_END, 60)] for value in mark]
     accountant = PhaseAccountant()
-    accountant.fold(flat, [ConfirmedBatch(0, batch, 4, completes_step=batch % 3 == 2) for batch in range(6)])
-    rows = accountant.rows
+    accountant.fold(flat, deque(ConfirmedBatch(0, batch, 4, completes_step=batch % 3 == 2) for batch in range(6)))
+    rows = list(accountant.table)
     assert [row.step for row in rows] == [0, 0, 0, 1, 1, 1]
     assert [row.took_optimizer_step for row in rows] == [False, False, True] * 2
 
 
 def test_a_step_that_was_asked_for_and_not_taken_is_flagged() -> None:
-    (row,) = fold(
-        (Mark.FETCH, 0),
-        (Mark.EXIT, 1),
-        (Mark.SCALED_STEP_CALLED, 2),
-        (Mark.EXIT, 7),
-        (Mark.BATCH_DONE, 8),
-        (Mark.EPOCH_END, 9),
-    ).rows
+    accountant = PhaseAccountant()
+    marks = [Mark.FETCH, 0, Mark.EXIT, 1, Mark.SCALED_STEP_CALLED, 2, Mark.EXIT, 7, Mark.BATCH_DONE, 8]
+    accountant.fold([*marks, Mark.EPOCH_END, 9], deque([ConfirmedBatch(0, 0, 4, skipped_by_scaler=True)]))
+    (row,) = accountant.table
     assert row.skipped_by_scaler
     assert not row.took_optimizer_step
     assert row.optimizer_s == 5e-9
@@ -163,7 +160,7 @@ def test_a_step_that_an_exception_ended_does_not_reach_into_the_next_batch() -> 
         *((Mark.ENTER_BACKWARD, 5), (Mark.EXIT, 6), (Mark.EXIT, 8), (Mark.BATCH_DONE, 9)),
         *((Mark.FETCH, 10), (Mark.EXIT, 12), (Mark.BATCH_DONE, 13), (Mark.EPOCH_END, 14)),
     )
-    first, second = accountant.rows
+    first, second = accountant.table
     assert (first.backward_s, first.optimizer_s, first.other_s) == (1e-9, 3e-9, 5e-9)
     assert (second.data_s, second.other_s) == (2e-9, 2e-9)
     assert accountant.num_discarded == 0
@@ -172,7 +169,7 @@ def test_a_step_that_an_exception_ended_does_not_reach_into_the_next_batch() -> 
 def test_validation_inside_a_batch_is_the_batch_s_own() -> None:
     (row,) = fold(
         *((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.VALIDATION, 2), (Mark.BATCH_DONE, 7), (Mark.EPOCH_END, 8)),
-    ).rows
+    ).table
     assert (row.batch_s, row.validation_ran) == (8e-9, False)
 
 
@@ -183,7 +180,7 @@ def test_a_batch_whose_marks_contradict_each_other_is_discarded_alone(contradict
         *((Mark.FETCH, 3), (Mark.EXIT, 4), (contradiction, 5), (Mark.BATCH_DONE, 6), (Mark.EPOCH_END, 7)),
         *((Mark.FETCH, 8), (Mark.EXIT, 9), (Mark.BATCH_DONE, 10), (Mark.EPOCH_END, 11)),
     )
-    assert [(row.batch, row.step) for row in accountant.rows] == [(0, 0), (2, 2)]
+    assert [(row.batch, row.step) for row in accountant.table] == [(0, 0), (2, 2)]
     assert accountant.num_discarded == 1
 
 
@@ -235,10 +232,10 @@ def random_marks(generator: random.Random, num_batches: int) -> tuple[list[int],
 def test_phases_sum_to_batch_time_and_batches_to_the_whole(seed: int) -> None:
     marks, batches = random_marks(random.Random(seed), num_batches=30)
     accountant = PhaseAccountant()
-    accountant.fold(marks, batches)
-    assert len(accountant.rows) == 30
+    accountant.fold(marks, deque(batches))
+    assert len(accountant.table) == 30
     total = 0
-    for row in accountant.rows:
+    for row in accountant.table:
         phases_ns = [round(getattr(row, f"{phase}_s") * 1e9) for phase in PHASES]
         assert min(phases_ns) >= 0
         assert sum(phases_ns) == round(row.batch_s * 1e9)
@@ -250,9 +247,74 @@ def test_phases_sum_to_batch_time_and_batches_to_the_whole(seed: int) -> None:
 def test_marks_may_be_folded_in_pieces(piece: int) -> None:
     marks, batches = random_marks(random.Random(1), num_batches=20)
     whole, pieces = PhaseAccountant(), PhaseAccountant()
-    whole.fold(marks, batches)
+    whole.fold(marks, deque(batches))
+    confirmed = deque(batches)
     for start in range(0, len(marks), piece):
-        part = marks[start : start + piece]
-        done = sum(code == Mark.BATCH_DONE for code in part[::2])
-        pieces.fold(part, [batches.pop(0) for _ in range(done)])
-    assert [dataclasses.astuple(row) for row in pieces.rows] == [dataclasses.astuple(row) for row in whole.rows]
+        pieces.fold(marks[start : start + piece], confirmed)
+    assert [dataclasses.astuple(row) for row in pieces.table] == [dataclasses.astuple(row) for row in whole.table]
+
+
+def test_a_pause_is_in_no_batch() -> None:
+    first, second = fold(
+        *((Mark.FETCH, 0), (Mark.EXIT, 1), (Mark.BATCH_DONE, 2), (Mark.PAUSE, 3)),
+        *((Mark.FETCH, 90), (Mark.EXIT, 91), (Mark.BATCH_DONE, 92), (Mark.EPOCH_END, 93)),
+    ).table
+    assert (first.batch_s, second.batch_s) == (3e-9, 3e-9)
+    assert second.epoch_turnover_s is None
+
+
+def test_a_batch_timed_as_a_whole_has_no_phases() -> None:
+    whole, by_phase = fold(
+        *((Mark.FETCH_WHOLE, 0), (Mark.BATCH_DONE, 5)),
+        *((Mark.FETCH, 7), (Mark.EXIT, 8), (Mark.BATCH_DONE, 9), (Mark.EPOCH_END, 10)),
+    ).table
+    assert whole.batch_s == 7e-9
+    assert [getattr(whole, f"{phase}_s") for phase in PHASES] == [None] * len(PHASES)
+    assert (by_phase.data_s, by_phase.other_s) == (1e-9, 2e-9)
+
+
+def device_phases(row: object) -> dict[str, float]:
+    return {phase: getattr(row, f"device_{phase}_s") for phase in PHASES if getattr(row, f"device_{phase}_s")}
+
+
+def test_a_device_s_timeline_is_booked_beside_the_host_s() -> None:
+    accountant = PhaseAccountant()
+    codes = [Mark.FETCH, Mark.EXIT, Mark.ENTER_FORWARD, Mark.EXIT, Mark.BATCH_DONE, Mark.EPOCH_END]
+    marks = [value for code, now in zip(codes, (0, 2, 3, 4, 5, 6), strict=True) for value in (code, now)]
+    accountant.fold(marks, deque([ConfirmedBatch(0, 0, 4)]), [10, 10, 11, 31, 31, 32])
+    (row,) = accountant.table
+    assert (row.data_s, row.forward_s, row.other_s, row.batch_s) == (2e-9, 1e-9, 3e-9, 6e-9)
+    assert device_phases(row) == {"forward": 20e-9, "other": 2e-9}
+    assert row.device_batch_s == 22e-9
+
+
+def test_stamps_that_go_back_are_booked_as_no_time() -> None:
+    accountant = PhaseAccountant()
+    marks = [Mark.FETCH, 0, Mark.EXIT, 1, Mark.BATCH_DONE, 2, Mark.EPOCH_END, 3]
+    accountant.fold(marks, deque([ConfirmedBatch(0, 0, 4)]), [10, 30, 20, 35])
+    (row,) = accountant.table
+    assert device_phases(row) == {"data": 20e-9, "other": 5e-9}
+    assert row.device_batch_s == 25e-9
+
+
+def test_a_mark_without_a_stamp_leaves_its_batch_without_a_device_timing() -> None:
+    accountant = PhaseAccountant()
+    marks = [Mark.FETCH, 0, Mark.EXIT, 1, Mark.BATCH_DONE, 2, Mark.FETCH, 3, Mark.EXIT, 4, Mark.BATCH_DONE, 5]
+    marks += [Mark.EPOCH_END, 6]
+    accountant.fold(marks, deque([ConfirmedBatch(0, 0, 4), ConfirmedBatch(0, 1, 4)]), [0, None, 2, 3, 4, 5, 6])
+    assert [row.device_batch_s for row in accountant.table] == [None, 3e-9]
+    assert [row.batch_s for row in accountant.table] == [3e-9, 3e-9]
+
+
+def test_a_backward_that_nothing_announces_is_unknown_in_all_batches_of_its_step() -> None:
+    accountant = PhaseAccountant()
+    accountant.may_hide_backward = True
+    raw = [Mark.FETCH, Mark.EXIT, Mark.ENTER_FORWARD, Mark.EXIT, Mark.BATCH_DONE]
+    stepping = [*raw[:3], Mark.ENTER_STEP, Mark.STEPPED, *raw[3:]]
+    announced = [*raw[:3], Mark.ENTER_BACKWARD, Mark.EXIT_BACKWARD, Mark.ENTER_STEP, Mark.STEPPED, *raw[3:]]
+    codes = [*raw, *stepping, *announced, *raw, Mark.EPOCH_END]
+    marks = [value for now, code in enumerate(codes) for value in (code, now)]
+    completes = [False, True, True, False]
+    accountant.fold(marks, deque(ConfirmedBatch(0, i, 4, completes_step=c) for i, c in enumerate(completes)))
+    assert [row.backward_merged for row in accountant.table] == [True, True, False, False]
+    assert [row.backward_s for row in accountant.table] == [None, None, 1e-9, 0.0]

@@ -16,19 +16,21 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stepbench.callback import StepTimer
-from stepbench.record import PHASES, BatchTiming
+from stepbench.callback import make_phase_timer
+from stepbench.clock import HostClock
+from stepbench.lightning_package import load_package
+from stepbench.record import PHASES, BatchTiming, Sampling
 
 ITEMS_PER_BATCH = 4
 
 
-class ScriptedClock:
+class ScriptedClock(HostClock):
     """Time passes only where a test says so; in whole nanoseconds."""
 
     def __init__(self) -> None:
         self.ns = 0
 
-    def now(self) -> int:
+    def now(self) -> int:  # type: ignore[override]
         return self.ns
 
     def spend(self, milliseconds: float) -> None:
@@ -72,8 +74,8 @@ class _CostlyBackward(torch.autograd.Function):
 
 
 class CostlySGD(torch.optim.SGD):
-    def __init__(self, clock: ScriptedClock, parameters: Any) -> None:
-        super().__init__(parameters, lr=1e-4)
+    def __init__(self, clock: ScriptedClock, parameters: Any, **kind: bool) -> None:
+        super().__init__(parameters, lr=1e-4, **kind)  # type: ignore[arg-type]
         self.clock = clock
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
@@ -101,6 +103,8 @@ class CostlyModule(pl.LightningModule):
         self.layer = torch.nn.Linear(2, 1)
         self.clock = clock
         self.scheduler = scheduler
+        self.scheduler_interval = "step"
+        self.optimizer_kind: dict[str, bool] = {}
         self.raise_at = raise_at
         self.num_training_steps = 0
 
@@ -136,12 +140,12 @@ class CostlyModule(pl.LightningModule):
         super().configure_gradient_clipping(*args, **kwargs)
 
     def configure_optimizers(self) -> Any:
-        optimizer = CostlySGD(self.clock, self.parameters())
+        optimizer = CostlySGD(self.clock, self.parameters(), **self.optimizer_kind)
         if not self.scheduler:
             return optimizer
         scheduler = CostlyScheduler(optimizer, lambda _: 1.0)
         scheduler.clock = self.clock
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.scheduler_interval}}
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.clock.spend(0.5)
@@ -209,6 +213,25 @@ class ManualAccumulationModule(ManualModule):
         if batch_idx % 3 == 2:
             optimizer.step()
             optimizer.zero_grad()
+
+
+class RawBackwardModule(ManualModule):
+    """Runs autograd itself, which nothing announces."""
+
+    steps_every = 1
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        self.compute_loss(batch).backward()
+        if batch_idx % self.steps_every == self.steps_every - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class RawAccumulationModule(RawBackwardModule):
+    """The same, with a step in every second batch only."""
+
+    steps_every = 2
 
 
 class OwnFetchingModule(CostlyModule):
@@ -359,6 +382,21 @@ class CostlyDataModule(pl.LightningDataModule):
         return batch
 
 
+class GrowingDataModule(pl.LightningDataModule):
+    """Its batch size is there for a finder to raise."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.batch_size = ITEMS_PER_BATCH
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(CostlyItems(self.clock, 96), batch_size=self.batch_size)
+
+    def val_dataloader(self) -> Any:
+        return []
+
+
 class SometimesNoneLoader(DataLoader[torch.Tensor]):
     """Gives None for every second batch."""
 
@@ -409,6 +447,16 @@ class CostlyCallback(pl.Callback):
     on_train_batch_end = _spend
 
 
+class SlowCallback(pl.Callback):
+    """Twenty milliseconds at the end of every batch."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        self.clock = clock
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.clock.spend(20)
+
+
 class CostlyLogger(Logger):
     def __init__(self, clock: ScriptedClock) -> None:
         super().__init__()
@@ -433,7 +481,14 @@ class CostlyLogger(Logger):
 class Lab:
     """One fit on a scripted clock. After `run` the timer, the trainer and the clock are there to be asked."""
 
-    def __init__(self, *, num_items: int = 96, timer_first: bool = True, **trainer_settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        num_items: int = 96,
+        timer_first: bool = True,
+        sampling: Sampling | None = None,
+        **trainer_settings: Any,
+    ) -> None:
         self.clock = ScriptedClock()
         self.module = CostlyModule(self.clock)
         self.data: Dataset[torch.Tensor] = CostlyItems(self.clock, num_items)
@@ -441,7 +496,7 @@ class Lab:
         self.loader: Any = None
         self.validation: Any = None
         self.further_callbacks: list[pl.Callback] = []
-        self.timer = StepTimer(clock=self.clock)
+        self.timer = make_timer(timer="host", clock=self.clock, sampling=sampling)
         self.timer_first = timer_first
         self.trainer_settings = trainer_settings
         self.exception: BaseException | None = None
@@ -467,11 +522,17 @@ class Lab:
         return self.timer.rows
 
 
-def mean_milliseconds(rows: list[BatchTiming], column: str) -> float:
-    """Milliseconds per batch, rounded to a tenth of a nanosecond."""
-    return round(sum(getattr(row, f"{column}_s") for row in rows) / len(rows) * 1e3, 7)
+def make_timer(**settings: Any) -> Any:
+    """A timer for the Trainer of `lightning.pytorch`."""
+    return make_phase_timer(load_package("lightning.pytorch"), **settings)
 
 
-def phase_milliseconds(rows: list[BatchTiming]) -> tuple[float, ...]:
+def mean_milliseconds(rows: list[BatchTiming], column: str) -> float | None:
+    """Milliseconds per batch, rounded to a tenth of a nanosecond; None where a row does not know them."""
+    values = [getattr(row, f"{column}_s") for row in rows]
+    return None if None in values else round(sum(values) / len(rows) * 1e3, 7)
+
+
+def phase_milliseconds(rows: list[BatchTiming]) -> tuple[float | None, ...]:
     """Mean data, transfer, forward, backward, optimizer, other and batch, in milliseconds."""
     return tuple(mean_milliseconds(rows, column) for column in (*PHASES, "batch"))
