@@ -8,6 +8,7 @@ optimizer, one after the other: 28 ms. A host that does not wait is thus far ahe
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
@@ -182,3 +183,49 @@ class DeviceLab:
 def milliseconds(row: BatchTiming, prefix: str = "") -> tuple[float, ...]:
     """The six phases and the batch of one row, in milliseconds; `prefix` is `device_` for the device's timeline."""
     return tuple(round(getattr(row, f"{prefix}{name}_s") * 1e3, 6) for name in (*PHASES, "batch"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceAnswer:
+    """A loop on the scripted device and what is right on the device's timeline: six phases and the batch, in ms."""
+
+    name: str
+    expected_ms: tuple[float, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, timer: str) -> list[BatchTiming]:
+        """The batches in the steady state: without the first ones, and the last, behind which the queue runs dry."""
+        return DeviceLab(timer=timer, **self.settings).run()[5:-1]
+
+
+DEVICE_ANSWERS = (
+    DeviceAnswer(name="the device is the bottleneck", expected_ms=(0, 1, 8, 16, 3, 0, 28)),
+    DeviceAnswer(
+        # The device then waits for the host while that asks for the next batch and hands it over.
+        name="the same, and the host reads a number in every batch",
+        settings={"waits": True},
+        expected_ms=(0.05, 1.05, 8, 16, 3, 0.3, 28.4),
+    ),
+    DeviceAnswer(
+        # A batch every 40 ms for 28 ms of work: idle for 12, of which 0.05 before the transfer is handed over.
+        name="the data is the bottleneck",
+        settings={"data_ms": SLOW_DATA_MS},
+        expected_ms=(11.95, 1.05, 8, 16, 3, 0, 40),
+    ),
+    DeviceAnswer(
+        name="the same, and the host reads a number in every batch: all of the wait falls on an idle device",
+        settings={"data_ms": SLOW_DATA_MS, "waits": True},
+        expected_ms=(37.85, 1.05, 8, 16, 3, 0.3, 66.2),
+    ),
+    DeviceAnswer(
+        # The device always waits for the host; each kernel ends 0.02 ms after the host has left its part.
+        name="the host is the bottleneck: tiny kernels",
+        settings={"device_ms": TINY_DEVICE_MS},
+        expected_ms=(0.05, 0.07, 0.5, 1, 0.3, 0.28, 2.2),
+    ),
+    DeviceAnswer(
+        name="the same, and the host reads a number in every batch",
+        settings={"device_ms": TINY_DEVICE_MS, "waits": True},
+        expected_ms=(0.05, 0.07, 0.5, 1, 0.3, 0.3, 2.22),
+    ),
+)

@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from device_lab import SLOW_DATA_MS, TINY_DEVICE_MS, DeviceLab, ScriptedDevice, milliseconds
+from device_lab import DEVICE_ANSWERS, DeviceAnswer, DeviceLab, ScriptedDevice, milliseconds
 from torch.utils.data import DataLoader, TensorDataset
 from truth_lab import make_timer
 
@@ -19,38 +19,12 @@ from stepbench.device_timeline import DeviceTimeline
 from stepbench.record import PHASES, Sampling
 from stepbench.statistics import summarize_run
 
-DEVICE_BOUND = (0.0, 1.0, 8.0, 16.0, 3.0, 0.0, 28.0)
-"""Data, transfer, forward, backward, optimizer, other and the batch in ms: the device's own work, without a gap."""
 
-
-@pytest.mark.parametrize(
-    ("settings", "on_device"),
-    [
-        pytest.param({}, DEVICE_BOUND, id="device-bound"),
-        # The host reads a number in every batch: the device then waits for it while it asks for the next batch.
-        pytest.param({"waits": True}, (0.05, 1.05, 8.0, 16.0, 3.0, 0.3, 28.4), id="device-bound, waiting"),
-        # A batch every 40 ms for 28 ms of work: the device is idle for 12, of which 0.05 before it gets the transfer.
-        pytest.param({"data_ms": SLOW_DATA_MS}, (11.95, 1.05, 8.0, 16.0, 3.0, 0.0, 40.0), id="loader-bound"),
-        # All of the wait for the data falls on an idle device.
-        pytest.param(
-            {"data_ms": SLOW_DATA_MS, "waits": True},
-            (37.85, 1.05, 8.0, 16.0, 3.0, 0.3, 66.2),
-            id="loader-bound, waiting",
-        ),
-        # Tiny kernels: the device always waits for the host, whose own times are its own, but that each kernel ends
-        # 0.02 ms after the host has left its part.
-        pytest.param({"device_ms": TINY_DEVICE_MS}, (0.05, 0.07, 0.5, 1.0, 0.3, 0.28, 2.2), id="launch-bound"),
-        pytest.param(
-            {"device_ms": TINY_DEVICE_MS, "waits": True},
-            (0.05, 0.07, 0.5, 1.0, 0.3, 0.3, 2.22),
-            id="launch-bound, waiting",
-        ),
-    ],
-)
-def test_the_device_s_timeline_is_partitioned_as_it_was(settings: dict[str, Any], on_device: tuple[float, ...]) -> None:
-    lab = DeviceLab(**settings)
-    rows = lab.run()
-    assert [milliseconds(row, "device_") for row in rows[5:-1]] == [on_device] * (len(rows) - 6)
+@pytest.mark.parametrize("case", DEVICE_ANSWERS, ids=lambda case: case.name)
+def test_the_device_s_timeline_is_partitioned_as_it_was(case: DeviceAnswer) -> None:
+    lab = DeviceLab(**case.settings)
+    rows = lab.run()[5:-1]
+    assert [milliseconds(row, "device_") for row in rows] == [case.expected_ms] * len(rows)
     assert lab.device.num_synchronizations <= 1  # behind the last batch, to read the last events
     assert lab.timer.num_forced_waits == 0
 
@@ -77,7 +51,7 @@ def test_back_pressure_is_no_work_of_the_phase_that_meets_it() -> None:
     rows = DeviceLab(queue_depth=6, num_batches=40).run()
     host, device = milliseconds(rows[-5]), milliseconds(rows[-5], "device_")
     assert host[-1] == device[-1] == 28.0
-    assert device == DEVICE_BOUND
+    assert device == DEVICE_ANSWERS[0].expected_ms
     assert host[2:5] != device[2:5]
 
 
