@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -15,22 +16,27 @@ import yaml
 from stepbench import advice, axes, cell_plots, phase_plots, plots, report
 from stepbench.cell_summary import summarize_cell
 from stepbench.cells import Cell, read_cell
-from stepbench.frames import merge_summaries
+from stepbench.frames import largest_phase, merge_summaries
 from stepbench.plot_style import save_figure
 from stepbench.record import (
     PHASES,
     ROW_COLUMNS,
     TIMING_RESULTS_FILE,
     TIMING_SUMMARY_FILE,
+    BatchTiming,
     Status,
     write_text_atomically,
 )
+from stepbench.statistics import DEVICE
 from stepbench.study import Study, build_study
 
 RUNS_FILE = "runs.csv"
 CELLS_FILE = "cells.csv"
 REPORT_FILE = "report.md"
 SECOND_DECIMALS = 9
+
+NEEDED_NUMBERS = ("round", "attempt", "epoch", "batch", "step", "batch_s", "rank")
+"""Without one of these a raw row is incomplete."""
 
 
 def write_cell_summary(cell_dir: Path) -> None:
@@ -44,7 +50,7 @@ def write_cell_summary(cell_dir: Path) -> None:
 
 
 def draw_cell(cell_dir: Path) -> None:
-    """Draw a cell's three pictures; none of a cell without numbers."""
+    """Draw a cell's three pictures; none of a cell without numbers, and of phases only where some are known."""
     cell, _ = read_cell(cell_dir, cell_dir, cell_dir.name)
     if cell is None or not cell.ok_records:
         return
@@ -52,20 +58,24 @@ def draw_cell(cell_dir: Path) -> None:
     labels = cell_labels(cell)
     means = {phase: row[f"{phase}_mean_s"] for phase in PHASES}
     shares = {phase: row[f"{phase}_fraction"] for phase in PHASES}
-    figure = cell_plots.plot_distribution(means, shares, labels)
-    save_figure(figure, cell_dir / "time_distribution_pie", ("png",))
+    if largest_phase(row) is not None:
+        figure = cell_plots.plot_distribution(means, shares, labels)
+        save_figure(figure, cell_dir / "time_distribution_pie", ("png",))
     rows = read_rows(cell)
     if rows.empty:
         warnings.warn(f"{cell_dir / TIMING_RESULTS_FILE} holds no rows of the recorded runs", stacklevel=2)
         return
-    save_figure(cell_plots.plot_batch_breakdown(rows, labels), cell_dir / "batch_time_breakdown", ("png",))
+    by_phase = choose_timeline(rows, labels.timeline)
+    if by_phase["data_s"].notna().any():
+        save_figure(cell_plots.plot_batch_breakdown(by_phase, labels), cell_dir / "batch_time_breakdown", ("png",))
     save_figure(cell_plots.plot_total_time(rows, labels), cell_dir / "total_batch_time", ("png",))
 
 
 def read_rows(cell: Cell) -> pd.DataFrame:
-    """The raw rows of the runs that count for a cell, round after round.
+    """The raw rows of the runs that count for a cell, round after round; of several ranks the one summarized by phase.
 
     Empty where the file is missing or is none of ours; a row that was cut off is left out. Both with a warning.
+    Columns that an older stepbench did not write have the values of a run that knew nothing of them.
     """
     path = cell.directory / TIMING_RESULTS_FILE
     nothing: pd.DataFrame = pd.DataFrame(columns=list(ROW_COLUMNS))
@@ -73,21 +83,47 @@ def read_rows(cell: Cell) -> pd.DataFrame:
         rows: pd.DataFrame = pd.read_csv(path)
     except (OSError, ValueError):  # pandas' own errors are ValueErrors
         return nothing
-    if not set(ROW_COLUMNS) <= set(rows.columns):
+    fields = dataclasses.fields(BatchTiming)
+    defaults: dict[str, Any] = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    missing = [name for name in ROW_COLUMNS if name not in rows.columns]
+    if not set(missing) <= defaults.keys():
         return nothing
-    numbers = ["round", "attempt", "epoch", "batch", "step", "batch_s", *(f"{phase}_s" for phase in PHASES)]
+    rows = rows.assign(**{name: defaults[name] for name in missing})
+    flags = [field.name for field in fields if field.type == "bool"]
+    numbers = [name for name in ROW_COLUMNS if name not in flags]
     rows[numbers] = rows[numbers].apply(pd.to_numeric, errors="coerce")
-    whole: pd.DataFrame = rows.dropna(subset=[*numbers, "warmup", "starts_epoch"])
+    is_whole = rows[[*NEEDED_NUMBERS, *flags]].notna().all(axis="columns") & _has_plausible_phases(rows)
+    whole: pd.DataFrame = rows[is_whole].astype(dict.fromkeys(flags, bool))
     if len(whole) < len(rows):
         warnings.warn(f"{path}: {len(rows) - len(whole)} incomplete rows are left out", stacklevel=2)
-    flags = ["warmup", "starts_epoch", "took_optimizer_step", "validation_ran", "skipped_by_scaler"]
-    whole = whole.astype(dict.fromkeys(flags, bool))
     parts = [
-        whole[(whole["round"] == record.request.round) & (whole["attempt"] == record.request.attempt)]
+        whole[
+            (whole["round"] == record.request.round)
+            & (whole["attempt"] == record.request.attempt)
+            & (whole["rank"] == (record.summary.phases_rank if record.summary else 0))
+        ]
         for record in cell.ok_records
     ]
     counted: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return counted
+
+
+def _has_plausible_phases(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Whether a row has all phases, all but a backward that is part of forward, or none as block sampling leaves it."""
+    known = rows[[f"{phase}_s" for phase in PHASES]].notna()
+    known["backward_s"] |= known["forward_s"] & rows["backward_merged"].eq(True)
+    plausible: pd.Series[bool] = known.all(axis="columns") | ~known.any(axis="columns")
+    return plausible
+
+
+def choose_timeline(rows: pd.DataFrame, timeline: str) -> pd.DataFrame:
+    """Raw rows whose phases and batch times are those of this timeline; without phases where it has none of a batch."""
+    if timeline != DEVICE:
+        return rows
+    chosen: pd.DataFrame = rows.assign(
+        **{f"{name}_s": rows[f"device_{name}_s"].astype("float64") for name in (*PHASES, "batch")}
+    )
+    return chosen
 
 
 def cell_labels(cell: Cell) -> cell_plots.CellLabels:
@@ -100,14 +136,17 @@ def cell_labels(cell: Cell) -> cell_plots.CellLabels:
     host = record.environment.host if record.environment else None
     device = record.effective.device_name if record.effective else None
     basis = "one round" if rounds == 1 else f"{rounds} rounds"
+    ranks = record.summary.ranks
+    rank = f"rank {record.summary.phases_rank} of {len(ranks)}, for which the others wait" if ranks else None
     return cell_plots.CellLabels(
         title=f"{flat['model']}, {axes.label_request(cell.request, cell.ok_records)}",
-        note=" · ".join(part for part in (basis, f"host {host}" if host else None, device) if part),
+        note=" · ".join(part for part in (basis, rank, f"host {host}" if host else None, device) if part),
         median_step_s=row["median_step_s"],
         low_s=row["step_low_s"],
         high_s=row["step_high_s"],
         interval_name="95 % interval within one run" if rounds == 1 else "range of the run medians",
         batches_per_step=round(row["num_batches"] / row["num_steps"]),
+        timeline=record.summary.timeline,
     )
 
 

@@ -12,7 +12,7 @@ from stepbench import units
 from stepbench.axes import Axis, label_value
 from stepbench.captions import is_one_round
 from stepbench.cells import Cell
-from stepbench.frames import spread_of_steps
+from stepbench.frames import largest_phase, spread_of_steps
 from stepbench.record import PHASES
 from stepbench.scaling import Fastest, Recommendation, measured, noisy
 from stepbench.study import Study, has_value, label_axis, label_cell, name_series, plain_value
@@ -323,15 +323,14 @@ def _numbers(row: Any, unit: units.DurationUnit, memory: str) -> list[str]:
         return [units.UNKNOWN] * 6
     ends = [_number(row["step_low_s"]), _number(row["step_high_s"])]
     low, high = (None if end is None else end * unit.per_s for end in ends)
-    shares = {phase: _number(row[f"{phase}_fraction"]) or 0.0 for phase in PHASES}
-    top = max(PHASES, key=lambda phase: shares[phase])
+    top = largest_phase(row)
     num_bytes = _number(row[memory])
     return [
         units.format_with_interval(median * unit.per_s, low, high),
         units.format_rate(_number(row["samples_per_s"])),
         f"{row['num_steps']:,}",
         units.format_fraction(spread_of_steps(row)),
-        f"{top} {units.format_fraction(shares[top])}",
+        f"{top[0]} {units.format_fraction(top[1])}" if top else units.UNKNOWN,
         units.format_significant(None if num_bytes is None else num_bytes / GIB),
     ]
 
@@ -347,11 +346,15 @@ def phase_table(study: Study) -> Table:
     rows = []
     for cell, (_, row) in zip(study.cells, frame.iterrows(), strict=True):
         if cell.ok_records:
-            texts = [
-                f"{units.format_significant(row[f'{phase}_s'] * unit.per_s)} "
-                f"({units.format_fraction(row[f'{phase}_fraction'])})"
-                for phase in PHASES
-            ]
-            rows.append((label_cell(study, cell), *texts))
+            rows.append((label_cell(study, cell), *(_phase_text(row, phase, unit) for phase in PHASES)))
     headings = ("cell", *(f"{phase} [{unit.name}]" for phase in PHASES))
     return Table(headings=headings, rows=tuple(rows), num_names=1)
+
+
+def _phase_text(row: Any, phase: str, unit: units.DurationUnit) -> str:
+    """`3.70 (37 %)`: median per step and share; unknown where nothing tells the phase from another."""
+    median_s = _number(row[f"{phase}_s"])
+    if median_s is None:
+        return units.UNKNOWN
+    share = units.format_fraction(_number(row[f"{phase}_fraction"]))
+    return f"{units.format_significant(median_s * unit.per_s)} ({share})"

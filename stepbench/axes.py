@@ -31,8 +31,26 @@ NOT_AN_X_AXIS = ("seed",)
 PLACES = ("host", "device", "sweep")
 """Where and when cells ran; settings of a study over several sweeps only."""
 
+RESOURCES = ("num_devices",)
+"""What a cell had to work with: more of it is no better way to do the same work."""
+
+TITLES = {"batch_size": "batch size", "num_devices": "devices"}
+"""Names in words where the setting's own is none."""
+
+UNSET = {"compile": "off"}
+"""What a setting without a value is called where it is not left open."""
+
 LOADER_ARGUMENTS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 """Arguments of a data module that change how samples are loaded; any other one changes the samples."""
+
+USUAL_SETTINGS = {
+    "num_devices": 1,
+    "strategy": None,
+    "accumulate_grad_batches": 1,
+    "compile": None,
+    "data.num_workers": 0,
+}
+"""Settings that a cell's label names only where they are others than these."""
 
 SELF_EXPLAINING = ("model", "data", "accelerator", *PLACES)
 """Axes whose values say without their axis's name what they are."""
@@ -65,9 +83,11 @@ class Axis:
 
     @property
     def is_choice(self) -> bool:
-        """Whether its values are ways to do the same work, so that one can be the best: not another model or host."""
+        """Whether its values are ways to do the same work, so that one can be the best: no other model or machine."""
         group, _, last = self.name.partition(".")
-        return last in LOADER_ARGUMENTS if group == "data" else group not in ("model", *NOT_AN_X_AXIS, *PLACES)
+        if group == "data":
+            return last in LOADER_ARGUMENTS
+        return group not in ("model", *NOT_AN_X_AXIS, *PLACES, *RESOURCES)
 
 
 def is_number(value: object) -> bool:
@@ -110,8 +130,7 @@ def find_axes(settings: Sequence[Mapping[str, Value]]) -> tuple[Axis, ...]:
             kept.append(name)
     short = [name.rpartition(".")[2] for name in kept]
     titles = [
-        "batch size" if name == "batch_size" else last if short.count(last) == 1 else name
-        for name, last in zip(kept, short, strict=True)
+        TITLES.get(name, last if short.count(last) == 1 else name) for name, last in zip(kept, short, strict=True)
     ]
     return tuple(
         Axis(name=name, title=title, values=_ordered(columns[name])) for name, title in zip(kept, titles, strict=True)
@@ -160,11 +179,18 @@ def ran_differently(name: str, requested: Value, effective: Value) -> bool:
         return False
     if name == "precision":
         return _plain_precision(requested) != _plain_precision(effective)
+    if name == "strategy":
+        return requested != "auto" and not _plain_strategy(requested).startswith(_plain_strategy(effective))
     return bool(requested != effective)
 
 
 def _plain_precision(value: Value) -> str:
     return PRECISION_SPELLINGS.get(str(value), str(value))
+
+
+def _plain_strategy(value: Value) -> str:
+    """`ddp` for `DDPStrategy`, as which `ddp`, `ddp_spawn` and other variants of it run."""
+    return str(value).lower().replace("_", "").removesuffix("strategy")
 
 
 def find_differences(record: RunRecord) -> dict[str, tuple[Value, Value]]:
@@ -177,20 +203,20 @@ def find_differences(record: RunRecord) -> dict[str, tuple[Value, Value]]:
     return {name: pair for name, pair in pairs.items() if ran_differently(name, *pair)}
 
 
-def label_value(value: Value) -> str:
-    """A requested value for people."""
+def label_value(value: Value, name: str = "") -> str:
+    """A requested value for people; `name` tells which setting's, where one without a value has a word of its own."""
     if value is None:
-        return "default"
+        return UNSET.get(name, "default")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def label_setting(name: str, value: Value, records: Sequence[RunRecord]) -> str:
     """`16-mixed (ran as bf16-mixed)`: a requested value with what it ran as in these runs where that is another."""
     if name not in EFFECTIVE_TWINS:
-        return label_value(value)
+        return label_value(value, name)
     ran_as = [find_differences(record)[name][1] for record in records if name in find_differences(record)]
     suffix = " or ".join(dict.fromkeys(label_value(effective) for effective in ran_as))
-    return f"{label_value(value)} (ran as {suffix})" if suffix else label_value(value)
+    return f"{label_value(value, name)} (ran as {suffix})" if suffix else label_value(value, name)
 
 
 def label_combination(labels: Mapping[str, str]) -> str:
@@ -206,8 +232,8 @@ def label_request(request: RunRequest, records: Sequence[RunRecord]) -> str:
     """A cell's settings without its study: `batch 16, precision 32`, then those that are not as they mostly are."""
     flat = flatten_request(request)
     parts = [f"batch {flat['batch_size']}", f"precision {label_setting('precision', flat['precision'], records)}"]
-    for name, usual in (("accumulate_grad_batches", 1), ("data.num_workers", 0)):
+    for name, usual in USUAL_SETTINGS.items():
         value = flat.get(name)
-        if is_number(value) and value != usual:
-            parts.append(f"{name.rpartition('.')[2]} {label_setting(name, value, records)}")
+        if value is not None and value != usual:
+            parts.append(f"{TITLES.get(name, name.rpartition('.')[2])} {label_setting(name, value, records)}")
     return ", ".join(parts)

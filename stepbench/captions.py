@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pandas as pd
+
 from stepbench import units
-from stepbench.axes import flatten_request, label_setting
+from stepbench.axes import TITLES, USUAL_SETTINGS, flatten_request, label_setting
 from stepbench.record import Environment
 from stepbench.scaling import measured, noisy
+from stepbench.statistics import DEVICE
 from stepbench.study import Study
 
 MEDIAN_NOTE = (
@@ -21,7 +24,7 @@ ROUNDS_NOTE = (
     "± is half of the range of the run medians, [low, high] that range where it is wide; "
     "for a cell with one round, of the interval within it."
 )
-COMMON_SETTINGS = ("model", "data", "precision", "batch_size", "accumulate_grad_batches")
+COMMON_SETTINGS = ("model", "data", "precision", "batch_size")
 NOISE_NOTE = "faded with ?: too noisy to compare"
 
 
@@ -117,10 +120,10 @@ def describe_common(study: Study) -> str:
     flat = flatten_request(study.cells[0].request)
     records = [record for cell in study.cells for record in cell.records]
     varied = {axis.name for axis in study.axes}
-    shared = [name for name in COMMON_SETTINGS if name not in varied]
-    if flat["accumulate_grad_batches"] == 1:
-        shared = [name for name in shared if name != "accumulate_grad_batches"]
-    return ", ".join(f"{name} {label_setting(name, flat[name], records)}" for name in shared)
+    unusual = [name for name, usual in USUAL_SETTINGS.items() if flat.get(name) not in (None, usual)]
+    shared = [name for name in (*COMMON_SETTINGS, *unusual) if name not in varied]
+    titles = {name: TITLES.get(name, name.rpartition(".")[2]) for name in shared}
+    return ", ".join(f"{titles[name]} {label_setting(name, flat[name], records)}" for name in shared)
 
 
 def method_lines(study: Study) -> tuple[str, ...]:
@@ -149,10 +152,25 @@ def method_lines(study: Study) -> tuple[str, ...]:
     steps = measured(study.cell_frame)["num_steps"]
     if steps.empty:
         return tuple(lines)
-    low, high = int(steps.min()), int(steps.max())
-    span = units.format_count(low, "step") if low == high else f"{low:,} to {units.format_count(high, 'step')}"
-    lines.append(f"{span} timed per cell")
+    lines.append(f"{_count_span(steps)} timed per cell")
+    sampled = measured(study.cell_frame)["num_sampled_steps"].astype("Int64").fillna(steps.astype("Int64"))
+    if (sampled < steps).any():
+        lines.append(f"{_count_span(sampled)} of them timed by phase, the others as a whole")
+    lines += [note for note in [describe_timeline(study)] if note]
     return (*lines, MEDIAN_NOTE, PHASE_NOTE, INTERVAL_NOTE if is_one_round(study) else ROUNDS_NOTE)
+
+
+def _count_span(counts: pd.Series[int]) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return units.format_count(low, "step") if low == high else f"{low:,} to {units.format_count(high, 'step')}"
+
+
+def describe_timeline(study: Study) -> str | None:
+    """On whose timeline phases are, where that is not the host's in every cell."""
+    timelines = set(measured(study.cell_frame)["timeline"])
+    if DEVICE not in timelines:
+        return None
+    return f"phases on the device's timeline{'' if len(timelines) == 1 else ' where a device ran behind the host'}"
 
 
 def is_one_round(study: Study) -> bool:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from stepbench import units
+from stepbench.frames import MERGED_PHASE
 from stepbench.plot_style import (
     FAILURE_COLOUR,
     PHASE_COLOURS,
@@ -23,6 +24,7 @@ from stepbench.plot_style import (
     theme,
 )
 from stepbench.record import PHASES
+from stepbench.statistics import DEVICE
 
 SMALL_SLICE_FRACTION = 0.03
 """Thinner slices of the pie are drawn as one (STATISTICS P5)."""
@@ -40,6 +42,10 @@ OUTLIER_IQRS = 6.0
 """Batches further above the upper quartile may lie outside the picture; they are counted and marked."""
 
 
+COMPILED = "compiled (not counted)"
+"""The mark of a batch in which a model was compiled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellLabels:
     """What the pictures of a cell say about it: a title, and a note on machine and rounds."""
@@ -51,43 +57,70 @@ class CellLabels:
     high_s: float | None
     interval_name: str
     batches_per_step: int
+    timeline: str
 
 
 def plot_batch_breakdown(rows: pd.DataFrame, labels: CellLabels) -> Figure:
-    """Phases stacked batch by batch, warm-up shaded, from the raw rows of a cell's counted runs."""
+    """Phases stacked batch by batch, warm-up shaded, from the raw rows of a cell's counted runs.
+
+    Batches that block sampling left out have no phases and are not drawn; at least one must have some.
+    """
+    num_batches, rows = len(rows), rows[rows["data_s"].notna()]
     unit = units.duration_unit(rows.loc[~rows["warmup"], "batch_s"])
     stride = -(-len(rows) // MAX_COLUMNS)
     edges, index = _edges(len(rows), stride)
     starts = np.arange(0, len(rows), stride)
     lengths = np.diff(np.append(starts, len(rows)))
-    values = [np.add.reduceat(rows[f"{phase}_s"].to_numpy(), starts) / lengths * unit.per_s for phase in PHASES]
-    present = [phase for phase, series in zip(PHASES, values, strict=True) if series.sum() > 0]
+    parts, names = _stack_phases(rows)
+    values = {phase: np.add.reduceat(part, starts) / lengths * unit.per_s for phase, part in parts.items()}
     with theme():
         figure = new_figure(8.6, 4.2)
         axes = figure.add_subplot()
         polygons = axes.stackplot(
             edges,
-            *(series[index] for series in values),
-            colors=[PHASE_COLOURS[phase] for phase in PHASES],
+            *(series[index] for series in values.values()),
+            colors=[PHASE_COLOURS[phase] for phase in values],
             linewidth=0,
         )
         is_hatched = len(starts) <= MAX_HATCHED_COLUMNS
         if is_hatched:
-            for phase, polygon in zip(PHASES, polygons, strict=True):
+            for phase, polygon in zip(values, polygons, strict=True):
                 polygon.set(hatch=PHASE_HATCHES[phase], edgecolor="white")
         note = _decorate(axes, rows, unit, labels)
+        if len(rows) < num_batches:
+            note += f"\nonly the {len(rows):,} of {num_batches:,} batches that were timed by phase"
+            axes.set_xlabel(f"{axes.get_xlabel()} (timed by phase)")
         if stride > 1:
             note += f"\neach column is the mean of {stride} batches"
         axes.set_ylabel(f"time per batch [{unit.name}]")
-        handles: list[Any] = [*reversed(phase_patches(present, is_hatched)), *_note_handles(axes)]
+        patches = phase_patches([phase for phase, series in values.items() if series.sum() > 0], is_hatched)
+        for patch in patches:
+            patch.set_label(names.get(str(patch.get_label()), patch.get_label()))
+        handles: list[Any] = [*reversed(patches), *_note_handles(axes)]
         axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize="small")
-        add_title(figure, f"Phases batch by batch: {labels.title}", note)
+        add_title(figure, f"Phases batch by batch{_on_timeline(labels)}: {labels.title}", note)
     return figure
+
+
+def _stack_phases(rows: pd.DataFrame) -> tuple[dict[str, Any], dict[str, str]]:
+    """Seconds of each batch by phase, and what a phase is called where it is more than its name says.
+
+    Where backward is part of forward in any batch it is so in all: the two are told apart everywhere or nowhere.
+    """
+    phases = {phase: rows[f"{phase}_s"].fillna(0.0).to_numpy(dtype="float64") for phase in PHASES}
+    if not rows["backward_merged"].any():
+        return phases, {}
+    phases["forward"] = phases["forward"] + phases.pop("backward")
+    return phases, {"forward": MERGED_PHASE}
+
+
+def _on_timeline(labels: CellLabels) -> str:
+    return " on the device's timeline" if labels.timeline == DEVICE else ""
 
 
 def plot_total_time(rows: pd.DataFrame, labels: CellLabels) -> Figure:
     """Wall time of every batch, warm-up shaded, with the median and its interval."""
-    timed = rows.loc[~rows["warmup"], "batch_s"]
+    timed = rows.loc[~rows["warmup"] & ~rows["compiled"], "batch_s"]
     unit = units.duration_unit(timed)
     values = rows["batch_s"].to_numpy() * unit.per_s
     with theme():
@@ -130,8 +163,15 @@ def plot_total_time(rows: pd.DataFrame, labels: CellLabels) -> Figure:
     return figure
 
 
-def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float], labels: CellLabels) -> Figure:
-    """Average share of each phase as a pie; values in time and per cent stand in the legend."""
+def plot_distribution(
+    means_s: Mapping[str, float | None], shares: Mapping[str, float | None], labels: CellLabels
+) -> Figure:
+    """Average share of each phase as a pie; values in time and per cent stand in the legend.
+
+    A backward that is part of forward is None in both.
+    """
+    is_merged = shares["backward"] is None
+    means_s, shares = ({name: value or 0.0 for name, value in values.items()} for values in (means_s, shares))
     total_s = sum(means_s.values())
     unit = units.duration_unit([total_s])
     small = [phase for phase in PHASES if shares[phase] < SMALL_SLICE_FRACTION]
@@ -139,7 +179,7 @@ def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float],
         small = []
     slices = [phase for phase in PHASES if phase not in small and shares[phase] > 0]
     sizes = [shares[phase] for phase in slices]
-    colours = [PHASE_COLOURS[phase] for phase in slices]
+    colours: list[Any] = [PHASE_COLOURS[phase] for phase in slices]
     hatches = [PHASE_HATCHES[phase] for phase in slices]
     if sum(shares[phase] for phase in small) > 0:
         sizes.append(sum(shares[phase] for phase in small))
@@ -170,10 +210,13 @@ def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float],
                 )
         handles = []
         for phase in PHASES:
+            if is_merged and phase == "backward":
+                continue
             (patch,) = phase_patches([phase])
-            merged = "  (small)" if phase in small and shares[phase] > 0 else ""
+            name = MERGED_PHASE if is_merged and phase == "forward" else phase
+            is_drawn_small = "  (small)" if phase in small and shares[phase] > 0 else ""
             mean, share = units.format_duration(means_s[phase], unit), units.format_fraction(shares[phase])
-            patch.set_label(f"{phase}  {mean}, {share}{merged}")
+            patch.set_label(f"{name}  {mean}, {share}{is_drawn_small}")
             handles.append(patch)
         if len(sizes) > len(slices):
             handles.append(Patch(facecolor=(0.35, 0.35, 0.35), edgecolor="white", label="small phases"))
@@ -185,7 +228,7 @@ def plot_distribution(means_s: Mapping[str, float], shares: Mapping[str, float],
             alignment="left",
         )
         note = f"mean step {units.format_duration(total_s, unit)} · {labels.note}"
-        add_title(figure, f"Average share of each phase: {labels.title}", note)
+        add_title(figure, f"Average share of each phase{_on_timeline(labels)}: {labels.title}", note)
     return figure
 
 
@@ -209,10 +252,12 @@ def robust_limit(timed: Any) -> float:
 
 
 def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: CellLabels) -> str:
-    """Limits, warm-up, round, epoch and validation marks, points above the limit; returns the note that names them."""
+    """Limits, marks of warm-up, epochs, validation and compilation, points above; returns the note that names them."""
     values = rows["batch_s"].to_numpy() * unit.per_s
     warmup = rows["warmup"].to_numpy(dtype=bool)
-    timed = values[~warmup] if (~warmup).any() else values
+    compiled = rows["compiled"].to_numpy(dtype=bool)
+    counted = ~warmup & ~compiled
+    timed = values[counted] if counted.any() else values
     limit = robust_limit(timed)
     x = np.arange(1, len(rows) + 1)
     axes.set_xlim(0.5, len(rows) + 0.5)
@@ -259,6 +304,20 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
             label="validation follows",
             zorder=7,
         )
+    if compiled.any():
+        axes.plot(
+            x[compiled],
+            np.full(compiled.sum(), 0.92),
+            linestyle="none",
+            marker="X",
+            markersize=6,
+            color="black",
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            transform=transform,
+            label=COMPILED,
+            zorder=7,
+        )
     above = values > limit
     if above.any():
         axes.plot(
@@ -284,15 +343,16 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
 
 
 def _describe_rows(rows: pd.DataFrame, labels: CellLabels) -> str:
-    num_warmup = int(rows["warmup"].sum())
+    num_warmup, num_compiled = int(rows["warmup"].sum()), int((rows["compiled"] & ~rows["warmup"]).sum())
+    left_out = f", {num_compiled:,} of them compiled and not counted" if num_compiled else ""
     text = (
         f"{units.format_count(len(rows) - num_warmup, 'timed batch', 'timed batches')} after {num_warmup:,} of warm-up"
-        f" · median step {units.format_duration(labels.median_step_s)}"
+        f"{left_out} · median step {units.format_duration(labels.median_step_s)}"
     )
     return text + (f" ({labels.batches_per_step} batches a step)" if labels.batches_per_step > 1 else "")
 
 
 def _note_handles(axes: Axes) -> list[Any]:
     handles, names = axes.get_legend_handles_labels()
-    wanted = ("warm-up (paler)", "epoch starts", "validation follows", "not shown: slower")
+    wanted = ("warm-up (paler)", "epoch starts", "validation follows", COMPILED, "not shown: slower")
     return [handle for handle, name in zip(handles, names, strict=True) if name in wanted]

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepbench import advice, axes
 from stepbench.cells import Cell
-from stepbench.frames import merge_summaries, summary_columns
-from stepbench.record import PHASES, RunRecord
+from stepbench.frames import merge_summaries
+from stepbench.record import PHASES, PhaseSummary, RunRecord, RunSummary
+from stepbench.statistics import DEVICE
 
 QUANTITIES = ("min", "p5", "p25", "p75", "p95", "p99", "max")
 FOUR_WAY = ("data", "forward", "backward")
 """The tutorial's view: these three phases; its `other` is all the rest."""
 
 
-def four_way_means(means_s: dict[str, float]) -> dict[str, float]:
-    """Mean seconds per step as data, forward, backward and other, where other is the rest."""
-    rest = sum(value for phase, value in means_s.items() if phase not in FOUR_WAY)
-    return {**{phase: means_s[phase] for phase in FOUR_WAY}, "other": rest}
+def four_way_means(means_s: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Mean seconds per step as data, forward, backward and other, where other is the rest; unknown stays unknown."""
+    rest = [value for phase, value in means_s.items() if phase not in FOUR_WAY]
+    known = [value for value in rest if value is not None]
+    return {**{phase: means_s[phase] for phase in FOUR_WAY}, "other": sum(known) if len(known) == len(rest) else None}
+
+
+def four_way_shares(means_s: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The four-way view as fractions of the mean step."""
+    total_s = sum(value for value in means_s.values() if value is not None)
+    return {
+        name: value / total_s if value is not None and total_s else None
+        for name, value in four_way_means(means_s).items()
+    }
 
 
 def summarize_cell(cell: Cell) -> dict[str, Any]:
@@ -66,9 +78,8 @@ def _settings(cell: Cell, record: RunRecord | None) -> dict[str, Any]:
 
 def _numbers(cell: Cell) -> dict[str, Any]:
     summaries = [record.summary for record in cell.ok_records if record.summary]
-    row = merge_summaries(summaries) if summaries else summary_columns(None)
+    row = merge_summaries(summaries)
     means = {phase: row[f"{phase}_mean_s"] for phase in PHASES}
-    total = sum(means.values())
     step = {"median_s": row["median_step_s"], "mean_s": row["mean_step_s"]}
     step |= {f"{name}_s": row[f"{name}_step_s"] for name in QUANTITIES}
     step["spread"] = _spread(step)
@@ -79,22 +90,15 @@ def _numbers(cell: Cell) -> dict[str, Any]:
             "coverage": row["interval_coverage"],
             "varied": row["interval_basis"],
         }
-    phases: dict[str, Any] = {}
-    for i, phase in enumerate(PHASES):
-        distributions = [summary.phases[i].step for summary in summaries]
-        own = {
-            f"{name}_s": statistics.median(getattr(distribution, f"{name}_s") for distribution in distributions)
-            for name in ("median", "mean", *QUANTITIES)
-        }
-        phases[phase] = {"share_fraction": row[f"{phase}_fraction"], **own, "spread": _spread(own)}
-    findings = advice.find_cell_findings(row, cell.ok_records)
+    shares = four_way_shares(means)
     return {
-        "findings": [finding.text for finding in findings],
+        "findings": [finding.text for finding in advice.find_cell_findings(row, cell.ok_records)],
         "step": step,
-        "phases": phases,
+        "timeline": row["timeline"],
+        "phases": _phases([summary.phases for summary in summaries]),
+        **_device_view(row, summaries),
         "four_way_view": {
-            name: {"mean_s": mean, "share_fraction": mean / total if total else None}
-            for name, mean in four_way_means(means).items()
+            name: {"mean_s": mean, "share_fraction": shares[name]} for name, mean in four_way_means(means).items()
         },
         "throughput": {"samples_per_s": row["samples_per_s"]},
         "note": "step time is a median, throughput all samples over all wall time of the same steps",
@@ -104,12 +108,66 @@ def _numbers(cell: Cell) -> dict[str, Any]:
             "num_samples": row["num_samples"],
             "measured_s": row["measured_s"],
             "effective_sample_size": row["effective_sample_size"],
+            "num_skipped_steps": row["num_skipped_steps"],
         },
         "warmup": {"num_batches": row["num_warmup_batches"], "seconds": row["warmup_s"]},
+        **_timer(row),
+        **_compilation(row, cell.ok_records),
+        **_ranks(summaries[-1]),
     }
 
 
-def _spread(values: dict[str, Any]) -> float | None:
+def _phases(phases_of_runs: Sequence[Sequence[PhaseSummary]]) -> dict[str, Any]:
+    """Each phase over the runs of a cell: medians of the runs' numbers; null where nothing is known of it."""
+    quantities = [f"{name}_s" for name in ("median", "mean", *QUANTITIES)]
+    phases: dict[str, Any] = {}
+    for i, phase in enumerate(PHASES):
+        known = [own[i] for own in phases_of_runs if own[i].step is not None]
+        own: dict[str, Any] = {
+            name: statistics.median(getattr(item.step, name) for item in known) if known else None
+            for name in quantities
+        }
+        shares = [item.share_fraction for item in known if item.share_fraction is not None]
+        share_fraction = statistics.median(shares) if shares else None
+        phases[phase] = {"share_fraction": share_fraction, **own, "spread": _spread(own)}
+    return phases
+
+
+def _device_view(row: Mapping[str, Any], summaries: Sequence[RunSummary]) -> dict[str, Any]:
+    """On a device's timeline: the host's phases, and what the device was kept from its work by, in medians per step.
+
+    Its idle time is at least the wait for data: gaps between kernels inside a phase are not seen.
+    """
+    if row["timeline"] != DEVICE:
+        return {}
+    exposed = {"data_s": row["data_s"], "transfer_s": row["transfer_s"], "idle_at_least_s": row["data_s"]}
+    return {"host_phases": _phases([summary.host_phases for summary in summaries]), "exposed": exposed}
+
+
+def _timer(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What timing by phase cost, where block sampling left out some steps."""
+    if row["num_sampled_steps"] is None:
+        return {}
+    slowdown_fraction, num_sampled_steps = row["timer_slowdown_fraction"], row["num_sampled_steps"]
+    return {"timer": {"slowdown_fraction": slowdown_fraction, "num_sampled_steps": num_sampled_steps}}
+
+
+def _compilation(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
+    """What each round compiled; a later one may find a part of it in a cache."""
+    rounds = [{"round": r.request.round, **_plain(r.compilation)} for r in records if r.compilation]
+    return {"compilation": {"num_compiled_batches": row["num_compiled_batches"], "rounds": rounds}} if rounds else {}
+
+
+def _ranks(summary: RunSummary) -> dict[str, Any]:
+    """The ranks of the last round; the phases are those of the rank that the others waited for."""
+    ranks = [
+        dataclasses.asdict(rank) | {"phase_means_s": dict(zip(PHASES, rank.phase_means_s, strict=True))}
+        for rank in summary.ranks
+    ]
+    return {"phases_rank": summary.phases_rank, "ranks": ranks} if ranks else {}
+
+
+def _spread(values: Mapping[str, Any]) -> float | None:
     return (values["p75_s"] - values["p25_s"]) / values["median_s"] if values["median_s"] else None
 
 

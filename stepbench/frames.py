@@ -12,10 +12,13 @@ import pandas as pd
 from stepbench import units
 from stepbench.axes import Axis, Value, is_number, requested_column
 from stepbench.cells import Cell
-from stepbench.record import PHASES, EffectiveSettings, RunRecord, RunSummary
+from stepbench.record import PHASES, Distribution, EffectiveSettings, RunRecord, RunSummary
 
 TRUSTED, NOISY = "ok", "noisy"
 """The verdicts on a measured cell's numbers (STATISTICS S11); a cell without numbers has None."""
+
+MERGED_PHASE = "forward and backward"
+"""What forward is called where it holds a backward that cannot be told from it."""
 
 
 def _requested(values: Mapping[str, Value], axes: Sequence[Axis]) -> dict[str, Value]:
@@ -59,9 +62,15 @@ def run_row(cell: Cell, record: RunRecord | None, values: Mapping[str, Value], a
 
 
 def summary_columns(summary: RunSummary | None) -> dict[str, Any]:
-    """A run's summary as columns, all None without one. Per step, `data_s` is the median and `data_mean_s` the mean."""
+    """A run's summary as columns, all None without one. Per step, `data_s` is the median and `data_mean_s` the mean.
+
+    Phases are those of the column `timeline`; where that is the device's, `host_data_s` and so on are the medians of
+    the host's, which are None otherwise. `rank_wait_s` is the longest mean wait of a rank for the others.
+    """
     step, interval = (summary.step, summary.step_interval) if summary else (None, None)
     phases = {phase.phase: phase for phase in summary.phases} if summary else {}
+    steps = {name: phase.step for name, phase in phases.items()}
+    host_steps = {phase.phase: phase.step for phase in summary.host_phases} if summary else {}
     return {
         "median_step_s": step and step.median_s,
         "mean_step_s": step and step.mean_s,
@@ -72,17 +81,53 @@ def summary_columns(summary: RunSummary | None) -> dict[str, Any]:
         **{f"{name}_step_s": step and getattr(step, f"{name}_s") for name in ("min", "p5", "p25", "p75", "p95", "p99")},
         "max_step_s": step and step.max_s,
         "samples_per_s": summary and summary.samples_per_s,
-        **{f"{phase}_s": phases[phase].step.median_s if phase in phases else None for phase in PHASES},
-        **{f"{phase}_mean_s": phases[phase].step.mean_s if phase in phases else None for phase in PHASES},
+        "timeline": summary and summary.timeline,
+        **{f"{phase}_s": _median_s(steps.get(phase)) for phase in PHASES},
+        **{f"{phase}_mean_s": _mean_s(steps.get(phase)) for phase in PHASES},
         **{f"{phase}_fraction": phases[phase].share_fraction if phase in phases else None for phase in PHASES},
+        **{f"host_{phase}_s": _median_s(host_steps.get(phase)) for phase in PHASES},
         "num_steps": summary and summary.num_steps,
+        "num_sampled_steps": summary and summary.num_sampled_steps,
+        "timer_slowdown_fraction": summary and summary.timer_slowdown_fraction,
+        "num_skipped_steps": summary and summary.num_skipped_steps,
+        "num_compiled_batches": summary and summary.num_compiled_batches,
         "num_batches": summary and summary.num_batches,
         "num_samples": summary and summary.num_samples,
         "measured_s": summary and summary.measured_s,
         "num_warmup_batches": summary and summary.num_warmup_batches,
         "warmup_s": summary and summary.warmup_s,
         "effective_sample_size": summary and summary.effective_sample_size,
+        "phases_rank": summary and summary.phases_rank,
+        "rank_wait_s": longest_wait_s(summary) if summary else None,
     }
+
+
+def _median_s(distribution: Distribution | None) -> float | None:
+    return None if distribution is None else distribution.median_s
+
+
+def _mean_s(distribution: Distribution | None) -> float | None:
+    return None if distribution is None else distribution.mean_s
+
+
+def longest_wait_s(summary: RunSummary) -> float | None:
+    """The longest mean time per step that a rank waited for the others; None with a single rank or where unknown."""
+    return max((rank.mean_wait_s for rank in summary.ranks if rank.mean_wait_s is not None), default=None)
+
+
+def has_merged_backward(row: Mapping[str, Any]) -> bool:
+    """Whether backward is part of forward in a row of summary columns, because nothing told them apart."""
+    return bool(pd.isna(row["backward_fraction"]) and not pd.isna(row["forward_fraction"]))
+
+
+def largest_phase(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The phase that most time goes to and its share, from a row of summary columns; None where no phase is known."""
+    shares = {phase: row[f"{phase}_fraction"] for phase in PHASES if not pd.isna(row[f"{phase}_fraction"])}
+    if not shares:
+        return None
+    top = max(shares, key=lambda phase: shares[phase])
+    name = MERGED_PHASE if top == "forward" and has_merged_backward(row) else top
+    return name, float(shares[top])
 
 
 def spread_of_steps(row: Mapping[str, Any]) -> float | None:
@@ -139,7 +184,11 @@ def merge_summaries(summaries: Sequence[RunSummary]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in rows[0]:
         column = [row[name] for row in rows]
-        if name.startswith("num_") or name in ("measured_s", "warmup_s"):
+        if name in ("timeline", "phases_rank"):
+            merged[name] = column[0] if len(set(column)) == 1 else None
+        elif name == "num_sampled_steps":
+            merged[name] = _sum_sampled(rows)
+        elif name.startswith("num_") or name in ("measured_s", "warmup_s"):
             merged[name] = None if None in column else sum(column)
         elif not name.startswith("interval_"):
             merged[name] = _median_known(column)
@@ -152,6 +201,14 @@ def merge_summaries(summaries: Sequence[RunSummary]) -> dict[str, Any]:
 def _median_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def _sum_sampled(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """Steps timed by phase over all rounds; None where that is every step of every round."""
+    if all(row["num_sampled_steps"] is None for row in rows):
+        return None
+    counts: list[int] = [row["num_steps" if row["num_sampled_steps"] is None else "num_sampled_steps"] for row in rows]
+    return sum(counts)
 
 
 def _samples_per_step(cell: Cell) -> int:
@@ -172,6 +229,11 @@ def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         elif known and all(is_number(value) for value in known):
             frame[name] = frame[name].astype("float64")
     return frame
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame, each by its columns' names."""
+    return [{str(name): value for name, value in row.items()} for _, row in frame.iterrows()]
 
 
 def sort_cells(frame: pd.DataFrame, series: Sequence[str], x_axis: Axis | None) -> pd.DataFrame:

@@ -14,7 +14,8 @@ from matplotlib.lines import Line2D
 
 from stepbench import units
 from stepbench.axes import label_value
-from stepbench.captions import describe_machine
+from stepbench.captions import describe_machine, describe_timeline
+from stepbench.frames import has_merged_backward, rows_of
 from stepbench.plot_style import (
     FAILURE_COLOUR,
     NOISY_ALPHA,
@@ -51,8 +52,15 @@ def plot_phases(study: Study) -> Figure:
     rows = _lay_out(study, len(frame))
     unit = units.duration_unit(frame["median_step_s"].astype("float64"))
     doubtful = noisy(frame).tolist()
-    meaning = "bars: mean per step · ◇ median step and its interval" + (" · ?: too noisy to compare" * any(doubtful))
+    sampled = " timed by phase" if frame["num_sampled_steps"].notna().any() else ""
+    meaning = (
+        f"bars: mean per step{sampled} · ◇ median step and its interval{' · ?: too noisy to compare' * any(doubtful)}"
+    )
+    is_merged = any(has_merged_backward(row) for row in rows_of(frame))
+    meaning += " · where no backward is drawn, forward holds it" * is_merged
     note = f"{meaning}\n{describe_machine(study)}"
+    timeline = describe_timeline(study)
+    note = f"{timeline} · {note}" if timeline else note
     if len(study.cell_frame) > MAX_CELLS:
         note += f"\nfirst {MAX_CELLS} of {len(study.cell_frame)} cells; all of them in cells.csv"
     height = max(2.6, 1.5 + 0.26 * (rows[-1].position + 1))
@@ -71,7 +79,7 @@ def plot_phases(study: Study) -> Figure:
         _mark_failures(absolute, bars, study)
         _label_rows(absolute, rows)
         absolute.set_xlim(left=0)
-        if not (means > 0).any():
+        if not (means > 0).any() and frame["median_step_s"].isna().all():
             absolute.set_xticks([])
         absolute.set_xlabel(f"time per step [{unit.name}]")
         relative.set_xlim(0, 100)

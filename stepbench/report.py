@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from stepbench import advice, answers, axes, captions, units
 from stepbench.answers import Answer, Table
-from stepbench.cell_summary import four_way_means
+from stepbench.cell_summary import four_way_shares
 from stepbench.cells import read_cell
 from stepbench.frames import summary_columns
 from stepbench.record import (
@@ -111,11 +111,15 @@ def _print_numbers(console: Console, record: RunRecord) -> None:
     for finding in advice.find_cell_findings(summary_columns(summary), [record]):
         _print_line(console, finding.text, style="bold green" if finding.subject == "phase" else "bold yellow")
     console.print(_phase_table(summary, unit))
-    means = {phase.phase: phase.step.mean_s for phase in summary.phases}
-    total = sum(means.values())
-    four_way = four_way_means(means).items()
-    view = ", ".join(f"{name} {units.format_fraction(mean / total if total else None)}" for name, mean in four_way)
-    _print_line(console, f"as four parts: {view}")
+    means = {phase.phase: phase.step.mean_s if phase.step else None for phase in summary.phases}
+    _print_line(console, f"as four parts: {_list_shares(four_way_shares(means))}")
+    if summary.host_phases:
+        host = {phase.phase: phase.share_fraction for phase in summary.host_phases}
+        _print_line(console, f"phases on the device's timeline; of the host's time: {_list_shares(host)}")
+    for rank in summary.ranks:
+        own, wait = units.format_duration(rank.median_step_s, unit), units.format_duration(rank.mean_wait_s, unit)
+        is_shown = " · its phases are shown" if rank.rank == summary.phases_rank else ""
+        _print_line(console, f"rank {rank.rank}: step {own} (median), waits {wait} for others (mean){is_shown}")
     _print_line(
         console,
         f"step {units.format_with_interval(step.median_s * unit.per_s, *ends)} {unit.name} (median), "
@@ -125,13 +129,22 @@ def _print_numbers(console: Console, record: RunRecord) -> None:
     warmup = units.format_count(summary.num_warmup_batches, "batch", "batches")
     _print_line(
         console,
-        f"{units.format_count(summary.num_steps, 'step')} timed after {warmup} of warm-up; "
+        f"{units.format_count(summary.num_steps, 'step')} timed{_count_sampled(summary)} after {warmup} of warm-up; "
         + (
             "too few independent steps for an interval"
             if interval is None
             else "interval within one run, without run-to-run variation"
         ),
     )
+
+
+def _list_shares(shares: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{name} {units.format_fraction(share)}" for name, share in shares.items())
+
+
+def _count_sampled(summary: RunSummary) -> str:
+    """How many of the timed steps were timed by phase, where not all were."""
+    return "" if summary.num_sampled_steps is None else f", {summary.num_sampled_steps:,} of them by phase,"
 
 
 def _phase_table(summary: RunSummary, unit: units.DurationUnit) -> RichTable:
@@ -142,7 +155,9 @@ def _phase_table(summary: RunSummary, unit: units.DurationUnit) -> RichTable:
     return table
 
 
-def _phase_cells(distribution: Distribution, unit: units.DurationUnit) -> tuple[str, str]:
+def _phase_cells(distribution: Distribution | None, unit: units.DurationUnit) -> tuple[str, str]:
+    if distribution is None:
+        return units.UNKNOWN, units.UNKNOWN
     median = units.format_significant(distribution.median_s * unit.per_s)
     return median, units.format_fraction(spread(distribution))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 
@@ -150,13 +151,13 @@ def find_speed_ups(cells: pd.DataFrame, compared: str, others: Sequence[str], x:
     frame = measured(cells)
     if frame.empty:
         return ()
-    first = frame[compared].astype(str).iloc[0]
+    values = _texts(frame[compared])
     names = [*others, *([x] if x else [])]
-    keys = list(zip(*(frame[name].astype(str) for name in names), strict=True)) if names else [()] * len(frame)
+    keys = list(zip(*(_texts(frame[name]) for name in names), strict=True)) if names else [()] * len(frame)
     table = pd.DataFrame(
         {
             "key": pd.Series(keys, index=frame.index, dtype="object"),
-            "is_baseline": frame[compared].astype(str) == first,
+            "is_baseline": [value == values[0] for value in values],
             "series": frame["series"],
             "x": frame[x].astype("float64") if x else 0.0,
             "is_noisy": noisy(frame),
@@ -181,6 +182,11 @@ def find_speed_ups(cells: pd.DataFrame, compared: str, others: Sequence[str], x:
                 )
             )
     return tuple(speed_ups)
+
+
+def _texts(column: pd.Series[Any]) -> list[str]:
+    """The values as texts, so that a setting left open equals itself, which a missing value does not."""
+    return [str(value) for value in column]
 
 
 def recommend_batch_sizes(cells: pd.DataFrame) -> tuple[Recommendation, ...]:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stepbench.record import (
+    PHASES,
     BatchTiming,
+    Compilation,
     Component,
     EffectiveSettings,
     Environment,
@@ -25,7 +27,7 @@ from stepbench.record import (
     spec_hash,
     write_record,
 )
-from stepbench.statistics import summarize_run
+from stepbench.statistics import summarize_run, with_rank_waits
 
 SHARES = {"data": 0.05, "transfer": 0.01, "forward": 0.40, "backward": 0.37, "optimizer": 0.12, "other": 0.05}
 RAN_AS = {"16-mixed": "bf16-mixed", "32": "32-true"}
@@ -103,6 +105,59 @@ def make_rows(
     return rows
 
 
+def leave_out(rows: Sequence[BatchTiming], timed: int, period: int, faster: float = 1.0) -> list[BatchTiming]:
+    """Block sampling: of every `period` steps all but the first `timed` are timed as a whole, `faster` times faster."""
+    columns = [f"{prefix}{phase}_s" for prefix in ("", "device_") for phase in PHASES]
+    unknown = dict.fromkeys([*columns, "device_batch_s"])
+    return [
+        dataclasses.replace(row, batch_s=row.batch_s / faster, **unknown) if row.step % period >= timed else row
+        for row in rows
+    ]
+
+
+def merge_backward(rows: Sequence[BatchTiming]) -> list[BatchTiming]:
+    """The same rows of a module that runs autograd itself."""
+    return [
+        dataclasses.replace(
+            row, forward_s=(row.forward_s or 0) + (row.backward_s or 0), backward_s=None, backward_merged=True
+        )
+        for row in rows
+    ]
+
+
+DEVICE_SHARES = {"data": 0.30, "transfer": 0.05, "forward": 0.25, "backward": 0.25, "optimizer": 0.10, "other": 0.05}
+
+
+def on_device(rows: Sequence[BatchTiming], shares: Mapping[str, float] = DEVICE_SHARES) -> list[BatchTiming]:
+    """The same rows with an accelerator's timeline of its own, which takes as long as the host's."""
+    placed = []
+    for row in rows:
+        own: dict[str, float | None] = {f"device_{phase}_s": row.batch_s * share for phase, share in shares.items()}
+        if row.backward_merged:
+            own["device_forward_s"] = row.batch_s * (shares["forward"] + shares["backward"])
+            own["device_backward_s"] = None
+        placed.append(dataclasses.replace(row, device_batch_s=row.batch_s, **own))
+    return placed
+
+
+def change(rows: Sequence[BatchTiming], indices: Sequence[int], **changes: Any) -> list[BatchTiming]:
+    """The rows with these fields at these indices."""
+    return [dataclasses.replace(row, **changes) if i in indices else row for i, row in enumerate(rows)]
+
+
+def two_ranks(num_batches: int = 35, num_warmup: int = 5) -> list[BatchTiming]:
+    """Rank 1 takes 20 ms longer in forward, and rank 0 waits for it in backward: the straggler of TIMING section 4."""
+
+    def rows(forward_s: float, backward_s: float) -> list[BatchTiming]:
+        zero = {"data_s": 0.0, "transfer_s": 0.0, "optimizer_s": 0.0, "other_s": 0.0}
+        return [
+            dataclasses.replace(row, forward_s=forward_s, backward_s=backward_s, batch_s=forward_s + backward_s, **zero)
+            for row in make_rows(0.01, num_batches=num_batches, num_warmup=num_warmup)
+        ]
+
+    return with_rank_waits([rows(0.011, 0.022), rows(0.031, 0.002)])
+
+
 def write_run(
     cell_dir: Path,
     spec: RunSpec,
@@ -114,6 +169,7 @@ def write_run(
     choices: Mapping[str, str] | None = None,
     host: str = "lab-1",
     load_average: float | None = None,
+    compilation: Compilation | None = None,
 ) -> RunRecord:
     """One run on disk: its record, its rows and a log."""
     cell_dir.mkdir(parents=True, exist_ok=True)
@@ -126,6 +182,8 @@ def write_run(
         "accelerator": spec.accelerator,
         "device_name": "Example CPU 3000",
         "num_devices": spec.num_devices,
+        "strategy": "DDPStrategy" if spec.num_devices > 1 else "SingleDeviceStrategy",
+        "compile": spec.compile,
         "accumulate_grad_batches": spec.accumulate_grad_batches,
         "num_threads": 2,
         "timer": "host",
@@ -140,6 +198,7 @@ def write_run(
         effective=EffectiveSettings(**(ran | dict(effective or {}))) if rows or effective else None,
         environment=dataclasses.replace(ENVIRONMENT, host=host, load_average_end=load_average) if rows else None,
         start_up=StartUp(import_s=0.0, build_s=0.05, first_batch_s=0.2) if rows else None,
+        compilation=compilation,
         summary=summarize_run(rows) if status is Status.OK else None,
         peak_host_memory_bytes=700 * 1024**2 if rows else None,
         num_parameters=1_234_567 if rows else None,

@@ -1,23 +1,37 @@
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from studies import NOISE, make_rows, make_spec, noisy_example, write_run
+from studies import (
+    NOISE,
+    change,
+    leave_out,
+    make_rows,
+    make_spec,
+    merge_backward,
+    noisy_example,
+    on_device,
+    two_ranks,
+    write_run,
+)
 
 from stepbench.advice import find_cell_findings, find_findings, find_study_findings, suggest_rerun
-from stepbench.frames import NOISY, TRUSTED, is_noisy
-from stepbench.record import PHASES, RunRecord
+from stepbench.frames import NOISY, TRUSTED, is_noisy, summary_columns
+from stepbench.record import PHASES, BatchTiming, Compilation, RunRecord
 from stepbench.study import build_study
 
 SHARES = {"data": 0.05, "transfer": 0.01, "forward": 0.62, "backward": 0.2, "optimizer": 0.1, "other": 0.02}
 WAITING = SHARES | {"data": 0.25, "forward": 0.42}
 
 
-def row(shares: dict[str, float] = SHARES, mean_step_s: float = 0.01, **changes: float | None) -> dict[str, Any]:
+def row(shares: Mapping[str, float | None] = SHARES, mean_step_s: float = 0.01, **changes: Any) -> dict[str, Any]:
     """Summary columns of a cell whose median step takes 10 ms."""
-    numbers = {"mean_step_s": mean_step_s, "median_step_s": 0.01, "p25_step_s": 0.0099, "p75_step_s": 0.0101}
+    numbers: dict[str, Any] = {"mean_step_s": mean_step_s, "median_step_s": 0.01, "num_steps": 30, "timeline": "host"}
+    numbers |= {"p25_step_s": 0.0099, "p75_step_s": 0.0101}
+    numbers |= {"num_skipped_steps": 0, "timer_slowdown_fraction": None}
     numbers |= {"step_low_s": 0.0099, "step_high_s": 0.0101}
     return numbers | {f"{phase}_fraction": shares[phase] for phase in PHASES} | changes
 
@@ -88,6 +102,102 @@ def test_many_noisy_cells_are_counted_not_all_named() -> None:
 
 def test_nothing_is_said_where_nothing_was_measured() -> None:
     assert study_texts(row(median_step_s=None)) == []
+
+
+# ---- what is out of the ordinary ----
+
+
+def findings_of(directory: Path, rows: list[BatchTiming], **changes: Any) -> dict[str, str]:
+    """The findings about a run by their subjects."""
+    record = write_run(directory, changes.pop("spec", make_spec()), rows, **changes)
+    return {finding.subject: finding.text for finding in find_cell_findings(summary_columns(record.summary), [record])}
+
+
+def test_an_ordinary_run_has_one_finding(tmp_path: Path) -> None:
+    assert set(findings_of(tmp_path, make_rows(0.01))) == {"phase"}
+
+
+def test_a_merged_backward_is_explained_with_the_call_that_shows_it(tmp_path: Path) -> None:
+    found = findings_of(tmp_path, merge_backward(make_rows(0.01)))
+    assert found == {
+        "phase": "most time goes to forward and backward (77 % of the step)",
+        "backward": "the module runs autograd itself (`loss.backward()`), so backward cannot be told from forward "
+        "(77 % together): call `self.manual_backward(loss)` to see it apart",
+    }
+
+
+def test_phases_that_no_step_was_timed_by_are_said_to_be_unknown(tmp_path: Path) -> None:
+    assert findings_of(tmp_path, leave_out(make_rows(0.01), 0, 10)) == {
+        "phases": "phases are unknown: block sampling timed none of the 30 steps by phase; time more steps"
+    }
+
+
+def test_the_wait_for_data_is_the_device_s_on_its_timeline(tmp_path: Path) -> None:
+    found = findings_of(tmp_path, on_device(make_rows(0.01)))
+    assert found["data"].startswith("the device waited for data 30 % of the step: ")
+
+
+def test_steps_that_the_scaler_skipped_are_counted(tmp_path: Path) -> None:
+    rows = change(make_rows(0.01), [3, 10, 20], skipped_by_scaler=True, took_optimizer_step=False)
+    found = findings_of(tmp_path / "two", rows)
+    assert found["scaler"] == "2 of 30 steps were skipped by the gradient scaler: the optimizer did nothing in them"
+    one = findings_of(tmp_path / "one", rows[:20])
+    assert one["scaler"].startswith("1 of 15 steps was skipped")
+
+
+def test_compilation_is_told_with_its_cost(tmp_path: Path) -> None:
+    compilation = Compilation(num_graphs=3, num_recompilations=1, num_batches=2, compile_s=41.02)
+    spec = make_spec(compile="default")
+    found = findings_of(tmp_path / "some", make_rows(0.01), spec=spec, compilation=compilation)
+    assert found["compilation"] == (
+        "torch.compile compiled 3 graphs with 1 recompilation in 2 batches (41.0 s); "
+        "steps that compile are left out of the numbers"
+    )
+    nothing = Compilation(num_graphs=0, num_recompilations=0, num_batches=0, compile_s=None)
+    found = findings_of(tmp_path / "none", make_rows(0.01), spec=spec, compilation=nothing)
+    assert found["compilation"] == "torch.compile compiled 0 graphs: the model ran as it is"
+    assert "compilation" not in findings_of(tmp_path / "off", make_rows(0.01), compilation=nothing)
+
+
+@pytest.mark.parametrize(
+    ("timer", "faster", "text"),
+    [
+        ("sync", 1.01, "timer=sync slowed the step by 1.0 %: it waits for the device at every phase"),
+        ("sync", 0.99, None),
+        ("host", 1.01, None),
+        ("host", 1.10, "timing by phase slowed the step by 10 %"),
+    ],
+)
+def test_a_timer_that_slows_the_step_says_by_how_much(
+    tmp_path: Path, timer: str, faster: float, text: str | None
+) -> None:
+    rows = leave_out(make_rows(0.01), 5, 10, faster=faster)
+    assert findings_of(tmp_path, rows, effective={"timer": timer}).get("timer") == text
+
+
+def test_ranks_that_wait_more_than_five_per_cent_name_the_slowest(tmp_path: Path) -> None:
+    found = findings_of(tmp_path / "apart", two_ranks())
+    assert found["ranks"] == "rank 1 is the slowest: the others wait up to 20.0 ms (61 %) of the step for it"
+    waits = [None if row.rank_wait_s is None else row.rank_wait_s / 20 for row in two_ranks()]
+    close = [dataclasses.replace(row, rank_wait_s=wait) for row, wait in zip(two_ranks(), waits, strict=True)]
+    assert "ranks" not in findings_of(tmp_path / "close", close)
+
+
+def test_a_study_tells_once_what_several_cells_have_and_of_which(tmp_path: Path) -> None:
+    for i in range(3):
+        run = make_rows(0.01) if i == 0 else merge_backward(make_rows(0.01))
+        write_run(tmp_path / "several" / str(i), make_spec(16 * 2**i), run)
+    found = find_findings(build_study([tmp_path / "several"], tmp_path))
+    assert [finding.subject for finding in found] == ["phase", "phase", "backward"]
+    assert found[0].text == "most time goes to forward and backward in 2 of 3 cells (77 % of the step)"
+    assert found[2].text.startswith("batch 32: the module runs autograd itself")
+    assert found[2].text.endswith("; likewise in 1 other cell")
+    write_run(tmp_path / "one", make_spec(), merge_backward(make_rows(0.01)))
+    (_, alone) = find_findings(build_study([tmp_path / "one"], tmp_path))
+    assert alone.text.startswith("the module runs autograd itself") and "likewise" not in alone.text
+
+
+# ---- what to do about noise ----
 
 
 @pytest.fixture

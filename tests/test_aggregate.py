@@ -9,11 +9,32 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from studies import NOISE, component, first_example, make_rows, make_spec, write_run, write_sweep
+from studies import (
+    NOISE,
+    component,
+    first_example,
+    leave_out,
+    make_rows,
+    make_spec,
+    merge_backward,
+    on_device,
+    two_ranks,
+    write_run,
+    write_sweep,
+)
 
-from stepbench.aggregate import cell_labels, draw_cell, main, write_cell_summary, write_study
+from stepbench.aggregate import cell_labels, draw_cell, main, read_rows, write_cell_summary, write_study
 from stepbench.cells import read_cell
-from stepbench.record import SCHEMA_VERSION, RunSpec, Status, read_record, write_request
+from stepbench.record import (
+    SCHEMA_VERSION,
+    BatchTiming,
+    Compilation,
+    RunSpec,
+    Status,
+    append_rows,
+    read_record,
+    write_request,
+)
 from stepbench.report import report_markdown
 from stepbench.study import build_study
 
@@ -329,3 +350,166 @@ def test_report_side_imports_nothing_that_trains() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- raw rows ----
+
+
+def raw_rows(directory: Path) -> pd.DataFrame:
+    cell, _ = read_cell(directory, directory, "0")
+    assert cell is not None
+    return read_rows(cell)
+
+
+@pytest.mark.parametrize("kind", [merge_backward, on_device, lambda rows: leave_out(rows, 5, 10)])
+def test_rows_without_some_of_the_phases_are_whole(
+    tmp_path: Path, kind: Callable[[list[BatchTiming]], list[BatchTiming]]
+) -> None:
+    run = kind(make_rows(0.01))
+    write_run(tmp_path, make_spec(), run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frame = raw_rows(tmp_path)
+    assert len(frame) == 35
+    for name in ("data_s", "backward_s", "device_data_s"):
+        assert frame[name].notna().tolist() == [getattr(row, name) is not None for row in run]
+    assert frame["backward_merged"].tolist() == [row.backward_merged for row in run]
+
+
+@pytest.mark.parametrize("column", ["forward_s", "backward_s", "compiled", "rank"])
+def test_a_row_with_a_hole_is_left_out(tmp_path: Path, column: str) -> None:
+    write_run(tmp_path, make_spec(), make_rows(0.01))
+    path = tmp_path / "timing_results.csv"
+    frame = pd.read_csv(path, dtype=str)
+    frame.loc[7, column] = None
+    frame.to_csv(path, index=False)
+    with pytest.warns(UserWarning, match="1 incomplete rows are left out"):
+        assert raw_rows(tmp_path)["step"].tolist() == [i for i in range(35) if i != 7]
+
+
+def test_rows_of_an_older_stepbench_are_read_with_what_it_knew(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), make_rows(0.01))
+    path = tmp_path / "timing_results.csv"
+    frame = pd.read_csv(path, dtype=str)
+    newer = [name for name in frame.columns if name.startswith("device_")]
+    frame.drop(columns=[*newer, "rank", "rank_wait_s", "backward_merged", "compiled"]).to_csv(path, index=False)
+    old = raw_rows(tmp_path)
+    assert (old["rank"] == 0).all() and not old["compiled"].any() and old["device_data_s"].isna().all()
+    draw_cell(tmp_path)
+    assert all((tmp_path / name).exists() for name in CELL_PICTURES)
+
+
+def test_rows_of_several_ranks_are_those_whose_phases_are_summarized(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), two_ranks())
+    frame = raw_rows(tmp_path)
+    assert (len(frame), set(frame["rank"])) == (35, {1})
+    append_rows(tmp_path, two_ranks(), 1, 0)  # of a round that left no record
+    assert len(raw_rows(tmp_path)) == 35
+
+
+# ---- what a run may be besides ----
+
+
+def columns_of(directory: Path) -> dict[str, object]:
+    return {str(k): v for k, v in build_study([directory], directory).cell_frame.iloc[0].items()}
+
+
+def summary_of(directory: Path) -> dict[str, dict[str, object]]:
+    write_cell_summary(directory)
+    loaded: dict[str, dict[str, object]] = yaml.safe_load((directory / "timing_summary.yaml").read_text())
+    return loaded
+
+
+def test_unknown_phases_are_empty_in_tables_and_null_in_the_summary(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), merge_backward(make_rows(0.01)))
+    row = columns_of(tmp_path)
+    assert pd.isna(row["backward_s"]) and pd.isna(row["backward_mean_s"]) and pd.isna(row["backward_fraction"])
+    assert row["forward_fraction"] == pytest.approx(0.77)
+    summary = summary_of(tmp_path)
+    assert set(summary["phases"]["backward"].values()) == {None}  # type: ignore[attr-defined]
+    assert summary["four_way_view"]["backward"] == {"mean_s": None, "share_fraction": None}
+    assert summary["four_way_view"]["forward"]["share_fraction"] == pytest.approx(0.77)  # type: ignore[index]
+
+
+def test_block_sampling_is_told_with_what_the_timer_cost(tmp_path: Path) -> None:
+    rows = leave_out(make_rows(0.01), 5, 10, faster=1.25)
+    for round_, run in enumerate((rows, make_rows(0.01))):
+        write_run(tmp_path / "0", make_spec(), run, round_=round_)
+    row = columns_of(tmp_path)
+    assert (row["num_steps"], row["num_sampled_steps"]) == (60, 15 + 30)
+    assert row["timer_slowdown_fraction"] == pytest.approx(0.25)
+    assert summary_of(tmp_path / "0")["timer"] == {"slowdown_fraction": 0.25, "num_sampled_steps": 45}
+    write_run(tmp_path / "1", make_spec(), make_rows(0.01))
+    assert "timer" not in summary_of(tmp_path / "1")
+
+
+def test_a_device_s_timeline_comes_with_the_host_s_phases_and_what_was_exposed(tmp_path: Path) -> None:
+    for round_ in range(2):
+        write_run(tmp_path / "0", make_spec(), on_device(make_rows(0.01)), round_=round_)
+    row = columns_of(tmp_path)
+    assert row["timeline"] == "device"
+    assert (row["data_s"], row["host_data_s"]) == (pytest.approx(0.003), pytest.approx(0.0005))
+    summary = summary_of(tmp_path / "0")
+    assert summary["timeline"] == "device"
+    assert summary["exposed"] == {"data_s": 0.003, "transfer_s": 0.0005, "idle_at_least_s": 0.003}
+    assert summary["host_phases"]["forward"]["share_fraction"] == pytest.approx(0.4)  # type: ignore[index]
+    write_run(tmp_path / "1", make_spec(), make_rows(0.01))
+    host = summary_of(tmp_path / "1")
+    assert host["timeline"] == "host"
+    assert not {"exposed", "host_phases"} & set(host)
+
+
+def test_ranks_and_compilation_are_in_the_summary(tmp_path: Path) -> None:
+    compilation = Compilation(num_graphs=2, num_recompilations=0, num_batches=1, compile_s=None)
+    write_run(tmp_path, make_spec(num_devices=2, strategy="ddp"), two_ranks(), compilation=compilation)
+    row = columns_of(tmp_path)
+    assert (row["phases_rank"], row["rank_wait_s"]) == (1, pytest.approx(0.02))
+    summary = summary_of(tmp_path)
+    assert summary["phases_rank"] == 1
+    ranks: list[dict[str, object]] = list(summary["ranks"])  # type: ignore[arg-type]
+    assert [rank["mean_wait_s"] for rank in ranks] == [0.02, 0.0]
+    assert ranks[0]["phase_means_s"]["backward"] == 0.022  # type: ignore[index]
+    assert summary["compilation"] == {
+        "num_compiled_batches": 0,
+        "rounds": [{"round": 0, "num_graphs": 2, "num_recompilations": 0, "num_batches": 1}],
+    }
+
+
+# ---- devices, strategy, compilation as axes ----
+
+
+def test_devices_are_a_numeric_axis_and_no_choice(tmp_path: Path) -> None:
+    specs = [make_spec(batch, num_devices=count) for count in (2, 1) for batch in (16, 32)]
+    study = build_study([write_sweep(tmp_path, specs, ten_ms)], tmp_path)
+    devices = next(axis for axis in study.axes if axis.name == "num_devices")
+    assert (devices.title, devices.is_numeric, devices.is_choice) == ("devices", True, False)
+    assert devices in study.work_axes
+    assert study.cell_frame["requested_num_devices"].tolist() == [2, 2, 1, 1]
+    assert study.cell_frame["samples_per_step"].tolist() == [32, 64, 16, 32]
+    assert "- devices 2: train with batch 32" in report_markdown(study)
+    alone = build_study([write_sweep(tmp_path / "x", specs[::2], ten_ms)], tmp_path)
+    assert alone.x_axis is not None and alone.x_axis.name == "num_devices"
+
+
+def test_a_strategy_ran_as_requested_where_its_class_is_that_of_its_name(tmp_path: Path) -> None:
+    strategies = {"ddp": "DDPStrategy", "ddp_spawn": "DDPStrategy", "fsdp": "DDPStrategy", None: "SingleDeviceStrategy"}
+    for i, (name, effective) in enumerate(strategies.items()):
+        write_run(tmp_path / str(i), make_spec(strategy=name), make_rows(0.01), effective={"strategy": effective})
+    study = build_study([tmp_path], tmp_path)
+    assert study.series == ("ddp", "ddp_spawn", "fsdp (ran as DDPStrategy)", "default")
+
+
+def test_an_uncompiled_model_is_called_so_and_not_the_default_mode(tmp_path: Path) -> None:
+    specs = [make_spec(batch, compile=mode) for mode in (None, "default") for batch in (16, 32)]
+    study = build_study([write_sweep(tmp_path, specs, ten_ms)], tmp_path)
+    assert study.series == ("off", "default")
+    assert study.baseline == "compile off"
+    assert "compile default: the same at batch 16" in report_markdown(study)
+
+
+def test_what_all_cells_share_names_devices_and_strategy_only_where_they_are_unusual(tmp_path: Path) -> None:
+    specs = [make_spec(batch, num_devices=2, strategy="ddp") for batch in (16, 32)]
+    text = report_markdown(build_study([write_sweep(tmp_path / "two", specs, ten_ms)], tmp_path))
+    assert "- all cells: model AutoEncoder, data Images, precision 32, devices 2, strategy ddp\n" in text
+    text = report_markdown(build_study([write_sweep(tmp_path / "one", [make_spec(16)], ten_ms)], tmp_path))
+    assert "precision 32, batch size 16\n" in text

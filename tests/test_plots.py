@@ -7,13 +7,29 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from studies import NOISE, first_example, make_rows, make_spec, noisy_example, write_run, write_sweep
+from studies import (
+    DEVICE_SHARES,
+    NOISE,
+    SHARES,
+    change,
+    first_example,
+    leave_out,
+    make_rows,
+    make_spec,
+    merge_backward,
+    noisy_example,
+    on_device,
+    two_ranks,
+    write_run,
+    write_sweep,
+)
 
 from stepbench import phase_plots, plots
-from stepbench.aggregate import draw_cell
+from stepbench.aggregate import cell_labels, choose_timeline, draw_cell, read_rows
 from stepbench.cell_plots import CellLabels, plot_batch_breakdown, plot_distribution, plot_total_time, robust_limit
+from stepbench.cells import read_cell
 from stepbench.plot_style import NOISY_ALPHA, PHASE_COLOURS, PHASE_HATCHES, save_figure, series_styles
-from stepbench.record import PHASES, RunSpec, Status
+from stepbench.record import PHASES, BatchTiming, RunSpec, Status
 from stepbench.study import Study, build_study
 
 LABELS = CellLabels(
@@ -24,6 +40,7 @@ LABELS = CellLabels(
     high_s=0.0101,
     interval_name="interval",
     batches_per_step=1,
+    timeline="host",
 )
 
 
@@ -268,6 +285,92 @@ def test_small_slices_of_the_pie_are_merged_in_the_drawing_and_kept_in_the_legen
     figure = plot_distribution({phase: 0.01 * share for phase, share in shares.items()}, shares, LABELS)
     assert len(figure.axes[0].patches) == 4
     assert "transfer 0.200 ms, 2.0 % (small)" in texts(figure)
+
+
+def pictures_of(directory: Path, run: list[BatchTiming]) -> tuple[Figure, Figure]:
+    """The breakdown and the total time of a run, from its files."""
+    write_run(directory, make_spec(), run)
+    cell, _ = read_cell(directory, directory, "0")
+    assert cell is not None
+    frame, labels = read_rows(cell), cell_labels(cell)
+    return plot_batch_breakdown(choose_timeline(frame, labels.timeline), labels), plot_total_time(frame, labels)
+
+
+def bottom_height(figure: Figure) -> float:
+    """The height of the lowest phase at the last batch."""
+    corners = figure.axes[0].collections[0].get_paths()[0].vertices
+    return float(corners[np.isclose(corners[:, 0], corners[:, 0].max()), 1].max())
+
+
+def test_batches_left_out_by_block_sampling_are_in_the_total_only(tmp_path: Path) -> None:
+    breakdown, total = pictures_of(tmp_path, leave_out(make_rows(0.01), 5, 10))
+    assert "only the 20 of 35 batches that were timed by phase" in texts(breakdown)
+    assert breakdown.axes[0].get_xlim() == (0.5, 20.5)
+    assert total.axes[0].get_xlim() == (0.5, 35.5)
+    assert "timed by phase" not in texts(total)
+
+
+def test_no_picture_of_phases_where_none_is_known(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), leave_out(make_rows(0.01), 0, 10))
+    draw_cell(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["total_batch_time.png"]
+    axes = phase_plots.plot_phases(build_study([tmp_path], tmp_path)).axes[0]
+    assert len(axes.get_xticks()) > 1  # of the median step, which is known
+
+
+def test_a_merged_backward_is_named_with_the_forward_that_holds_it(tmp_path: Path) -> None:
+    breakdown, _ = pictures_of(tmp_path, merge_backward(make_rows(0.01)))
+    shares = {"data": 0.1, "transfer": 0.0, "forward": 0.8, "backward": None, "optimizer": 0.1, "other": 0.0}
+    means = {phase: None if share is None else 0.01 * share for phase, share in shares.items()}
+    for figure in (breakdown, plot_distribution(means, shares, LABELS)):
+        assert "forward and backward" in texts(figure)
+        assert not any(line.startswith("backward") for line in texts(figure).splitlines())
+    note = "where no backward is drawn, forward holds it"
+    assert note in texts(phase_plots.plot_phases(build_study([tmp_path], tmp_path)))
+    assert note not in texts(phase_plots.plot_phases(study_of(tmp_path / "other", [make_spec()])))
+
+
+def test_pictures_show_the_phases_of_the_summary_s_timeline_and_say_so(tmp_path: Path) -> None:
+    breakdown, total = pictures_of(tmp_path / "device", on_device(make_rows(0.01)))
+    assert bottom_height(breakdown) == pytest.approx(0.3 * 10)
+    assert "Phases batch by batch on the device's timeline" in texts(breakdown)
+    assert "timeline" not in texts(total)
+    phases = phase_plots.plot_phases(build_study([tmp_path / "device"], tmp_path))
+    assert "phases on the device's timeline" in texts(phases)
+    breakdown, _ = pictures_of(tmp_path / "host", make_rows(0.01))
+    assert bottom_height(breakdown) == pytest.approx(0.05 * 10)
+    assert "timeline" not in texts(breakdown)
+
+
+def test_a_cell_s_picture_on_disk_is_on_the_device_s_timeline_too(tmp_path: Path) -> None:
+    pictures = []
+    for number, shares in enumerate((SHARES, DEVICE_SHARES)):
+        write_run(tmp_path / str(number), make_spec(), on_device(make_rows(0.01), shares))
+        draw_cell(tmp_path / str(number))
+        pictures.append((tmp_path / str(number) / "batch_time_breakdown.png").read_bytes())
+    assert pictures[0] != pictures[1]
+
+
+def test_pictures_of_several_ranks_show_the_one_that_the_others_wait_for(tmp_path: Path) -> None:
+    breakdown, total = pictures_of(tmp_path, two_ranks())
+    forward = breakdown.axes[0].collections[PHASES.index("forward")].get_paths()[0].vertices
+    assert forward[:, 1].max() == pytest.approx(31)
+    for figure in (breakdown, total):
+        assert figure.axes[0].get_xlim() == (0.5, 35.5)
+        assert "rank 1 of 2, for which the others wait" in texts(figure)
+
+
+def test_batches_that_compiled_are_marked_and_do_not_stretch_the_picture(tmp_path: Path) -> None:
+    run = change(make_rows(0.01), [10, 20], compiled=True, batch_s=2.0, forward_s=1.9945)
+    for figure in pictures_of(tmp_path, run):
+        (marks,) = [line for line in figure.axes[0].lines if line.get_label() == "compiled (not counted)"]
+        assert list(marks.get_xdata()) == [11, 21]
+        assert "30 timed batches after 5 of warm-up, 2 of them compiled and not counted" in texts(figure)
+        assert figure.axes[0].get_ylim()[1] < 20
+    assert "compiled" not in texts(plot_total_time(rows(), LABELS))
+    many = change(make_rows(0.01), range(5, 25), compiled=True, batch_s=2.0, forward_s=1.9945)
+    for figure in pictures_of(tmp_path / "many", many):
+        assert figure.axes[0].get_ylim()[1] < 20
 
 
 def test_three_thousand_batches_draw_quickly(tmp_path: Path) -> None:

@@ -4,7 +4,20 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from studies import NOISE, component, first_example, make_rows, make_spec, noisy_example, write_run, write_sweep
+from studies import (
+    NOISE,
+    component,
+    first_example,
+    leave_out,
+    make_rows,
+    make_spec,
+    merge_backward,
+    noisy_example,
+    on_device,
+    two_ranks,
+    write_run,
+    write_sweep,
+)
 
 from stepbench.advice import find_findings
 from stepbench.aggregate import write_study
@@ -281,6 +294,52 @@ def test_run_names_its_settings_and_what_to_do_about_noise(tmp_path: Path) -> No
     assert "batch 16, precision 32, accumulate_grad_batches 4, num_workers 2\n" in printed(where)
     assert "too noisy to compare: the median step lies between" in printed(where)
     assert "The machine was busy (load 2.3 on 2 cores): run again" in printed(where)
+
+
+def run_text(directory: Path) -> str:
+    where = console()
+    print_run(directory, where)
+    return printed(where)
+
+
+def test_run_shows_what_is_unknown_as_such(tmp_path: Path) -> None:
+    write_run(tmp_path / "merged", make_spec(), merge_backward(make_rows(0.010)))
+    text = run_text(tmp_path / "merged")
+    assert "backward             –       –      –\n" in text
+    assert "as four parts: data 5.0 %, forward 77 %, backward –, other 18 %\n" in text
+    write_run(tmp_path / "none", make_spec(), leave_out(make_rows(0.010), 0, 10))
+    assert "30 steps timed, 0 of them by phase, after 5 batches of warm-up" in run_text(tmp_path / "none")
+    for name, top in (("merged", "forward and backward 77 %"), ("none", "–")):
+        markdown = report_markdown(study_of(tmp_path / name))
+        assert f"| {top} |" in markdown.split("## Cells")[1].split("## Phases")[0]
+        assert "– |" in markdown.split("## Phases")[1]
+
+
+def test_run_with_two_timelines_shows_the_device_s_and_names_the_host_s(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(), on_device(make_rows(0.010)))
+    text = run_text(tmp_path)
+    assert "data              3.00     0 %   30 %\n" in text
+    assert "phases on the device's timeline; of the host's time: data 5.0 %, transfer 1.0 %, forward 40 %" in text
+    assert "- phases on the device's timeline\n" in report_markdown(study_of(tmp_path))
+
+
+def test_run_of_several_ranks_shows_each(tmp_path: Path) -> None:
+    write_run(tmp_path, make_spec(num_devices=2, strategy="ddp"), two_ranks())
+    text = run_text(tmp_path)
+    assert "batch 16, precision 32, devices 2, strategy ddp\n" in text
+    assert "rank 0: step 33.0 ms (median), waits 20.0 ms for others (mean)\n" in text
+    assert "rank 1: step 33.0 ms (median), waits 0 ms for others (mean) · its phases are shown\n" in text
+
+
+def test_report_tells_how_many_steps_were_timed_by_phase(tmp_path: Path) -> None:
+    for number, period in enumerate((10, 15)):
+        write_run(tmp_path / "some" / str(number), make_spec(16 + number), leave_out(make_rows(0.01), 5, period))
+    write_run(tmp_path / "some" / "2", make_spec(32), make_rows(0.01))
+    assert "- 10 to 30 steps of them timed by phase, the others as a whole\n" in report_markdown(
+        study_of(tmp_path / "some")
+    )
+    write_run(tmp_path / "all", make_spec(), make_rows(0.01))
+    assert "timed by phase" not in report_markdown(study_of(tmp_path / "all"))
 
 
 def test_failed_run_prints_status_and_log_but_not_again_what_the_sweep_has_said(tmp_path: Path) -> None:

@@ -144,3 +144,10 @@ def test_failed_baseline_leaves_no_speed_up_at_that_size(tmp_path: Path) -> None
     specs = [make_spec(batch, p) for p in ("32", "bf16-mixed") for batch in (16, 32)]
     write_sweep(tmp_path, specs, lambda spec: 0.01, {1: (Status.OOM, "out of memory")})
     assert [s.x for s in build_study([tmp_path], tmp_path).speed_ups] == [16]
+
+
+def test_a_setting_left_open_is_compared_like_any_other_value(tmp_path: Path) -> None:
+    specs = [make_spec(batch, num_threads=count) for count in (None, 2) for batch in (16, 32)]
+    sweep = write_sweep(tmp_path, specs, lambda spec: 0.01 if spec.num_threads is None else 0.005)
+    speed_ups = build_study([sweep], sweep).speed_ups
+    assert [(s.baseline, s.series, s.ratio) for s in speed_ups] == [("default", "2", pytest.approx(2))] * 2
