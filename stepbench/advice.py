@@ -17,7 +17,7 @@ from stepbench.frames import (
     rows_of,
     spread_of_steps,
 )
-from stepbench.record import PHASES, Compilation, RunRecord, RunSummary
+from stepbench.record import OWN_SCRIPT, PHASES, Compilation, RunRecord, RunSummary
 from stepbench.scaling import measured, noisy
 from stepbench.statistics import DEVICE
 from stepbench.study import Finding, Study, label_cell
@@ -178,6 +178,8 @@ def suggest_rerun(records: Sequence[RunRecord]) -> str:
     timed_s = max((protocol.timed_s for protocol in protocols), default=0.0)
     longer = f"epochs={3 * num_epochs}" if num_epochs else f"timed_s={max(LONGER_S, 3 * timed_s):g}"
     ways = ["when the machine is idle", f"longer (protocol.{longer})", "on fewer threads (device.num_threads=1)"]
+    if any(protocol.name == OWN_SCRIPT for protocol in protocols):  # it has its own ways of being told so
+        ways[1:] = ["longer", "on fewer threads (torch.set_num_threads(1))"]
     if records and all(record.effective and record.effective.num_threads == 1 for record in records):
         ways.pop()
     busiest = max(((load, cores) for record in records for load, cores in _loads(record)), default=None)

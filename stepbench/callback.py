@@ -220,8 +220,8 @@ class PhaseTimer:
         if not isinstance(trainer, self.package.root.Trainer):
             found = type(trainer).__module__
             raise TypeError(
-                f"this timer is for the Trainer of {self.package.name}, got one of {found}: "
-                "take all of Lightning from one of the two packages"
+                f"this timer is for the Trainer of {self.package.name}, got one of {found}; "
+                f"use stepbench.standalone.step_timer_class({found.partition('.trainer')[0]!r})"
             )
 
     def _choose_clock(self, device: torch.device) -> Clock:

@@ -117,6 +117,11 @@ def unix_time_s() -> float:
     return time.time()
 
 
+def local_time_text() -> str:
+    """The date and the time of day here, for the names of directories: `2026-11-30/17-00-00`."""
+    return time.strftime("%Y-%m-%d/%H-%M-%S")
+
+
 def monotonic_s() -> float:
     """Seconds since an arbitrary origin, for durations that are no measurement of a step: start-up, timeouts."""
     return time.monotonic()

@@ -79,6 +79,21 @@ class ProtocolRule:
         return is_late and not self._has_stepped and self._protocol.epochs is None
 
 
+def find_warmup(rows: Sequence[BatchTiming], protocol: Protocol) -> int | None:
+    """How many batches of a run that has ended were its warm-up; None: all of them."""
+    rule, now_s = ProtocolRule(protocol), 0.0
+    rule.start(0)
+    for row in rows:
+        now_s += row.batch_s
+        rule.batch_done(
+            round(now_s * NS_PER_S),
+            completes_step=row.took_optimizer_step or row.skipped_by_scaler,
+            took_step=row.took_optimizer_step,
+            compiled=row.compiled,
+        )
+    return rule.num_warmup_batches
+
+
 def mark_warmup(rows: Sequence[BatchTiming], num_warmup_batches: int | None) -> list[BatchTiming]:
     """The rows with their warm-up marked: whole optimizer steps, and never more than half of them.
 

@@ -28,6 +28,9 @@ SCHEMA_VERSION = 1
 PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
 """Every nanosecond of a batch belongs to exactly one of these, in the order in which they happen."""
 
+OWN_SCRIPT = "own script"
+"""The name of the protocol of a run that a user's own script made, with settings of its own."""
+
 REQUEST_FILE = "request.json"
 CONFIG_FILE = "benchmark_config.yaml"
 TIMING_RESULTS_FILE = "timing_results.csv"

@@ -83,6 +83,8 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
 
 def _has_content(path: Path) -> bool:
     """Whether a file is there and says something; raw rows are more than their heading."""
+    if path.is_dir():
+        return any(path.iterdir())
     if path.name != TIMING_RESULTS_FILE or not path.exists():
         return path.exists()
     with path.open(encoding="utf-8") as file:

@@ -87,7 +87,12 @@ def loader_batch_size(loaders: Any) -> int | None:
         loaders = list(loaders.values())
     if isinstance(loaders, (list, tuple)):
         return loader_batch_size(loaders[0]) if loaders else None
-    sizes = (getattr(holder, "batch_size", None) for holder in (loaders, getattr(loaders, "batch_sampler", None)))
+    return own_batch_size(loaders)
+
+
+def own_batch_size(loader: Any) -> int | None:
+    """The batch size of one loader, or of its batch sampler; None where neither has one."""
+    sizes = (getattr(holder, "batch_size", None) for holder in (loader, getattr(loader, "batch_sampler", None)))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
