@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if ! python -c "import stepbench, lightning, torch" 2> /dev/null; then
+installed='import importlib.util as u; assert all(map(u.find_spec, ("stepbench", "lightning", "torch")))'
+if ! python -c "$installed" 2> /dev/null; then
     environment=$(mktemp -d)
     trap 'rm -rf "$environment"' EXIT
     python3 -m venv --system-site-packages "$environment"

@@ -33,6 +33,7 @@ from stepbench.sweep import (
     PlannedCell,
     claim_directory,
     run_cells,
+    starts_ranks,
     write_plan,
 )
 
@@ -193,7 +194,8 @@ def _execute(plan: _Plan) -> int:
     except (DirectoryTakenError, OSError) as error:
         return _refuse([str(error)])
     print(f"{units.format_count(len(cells), 'cell')}; results in {_short(directory)}", flush=True)
-    with contextlib.closing(make_launcher(plan.worker_start)) as launcher:
+    needs_no_server = all(starts_ranks(cell.request.spec) for cell in cells)
+    with contextlib.closing(make_launcher("spawn" if needs_no_server else plan.worker_start)) as launcher:
         launcher.start()
         from stepbench import aggregate, report  # noqa: F401  (imported while the launcher gets ready, not after)
 

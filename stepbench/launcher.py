@@ -12,10 +12,36 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import IO, Any, Protocol
+
+import psutil
+
+from stepbench.clock import monotonic_s
 
 GRACE_S = 3.0
 """How long a process group may take to end after SIGTERM before it is killed."""
+
+KILL_S = 10.0
+"""How long a killed process group may take to be gone; a process that waits for a device's driver takes its time."""
+
+
+RANK_VARIABLES = frozenset(
+    {
+        "LOCAL_RANK",
+        "RANK",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PL_GLOBAL_SEED",
+    }
+)
+"""Variables that would make a worker one rank of somebody else's run, or seed it."""
+
+RANK_VARIABLE_PREFIX = "TORCHELASTIC_"
 
 
 class LaunchError(RuntimeError):
@@ -48,6 +74,15 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Let go of every process."""
         ...
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment that workers start with: this process's, without what tells a process its rank and its seed."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in RANK_VARIABLES and not name.startswith(RANK_VARIABLE_PREFIX)
+    }
 
 
 def can_fork() -> bool:
@@ -116,6 +151,7 @@ class ForkLauncher:
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
+            env=worker_environment(),
             start_new_session=True,  # an interrupt from the terminal reaches the parent alone
         )
         os.close(requests_read)
@@ -167,7 +203,7 @@ class ForkLauncher:
 
 
 class SpawnLauncher:
-    """Starts every worker as a new process, which imports everything anew."""
+    """Starts every worker as a new process, which imports everything anew, and which may start others as its ranks."""
 
     def start(self) -> None:
         """Nothing can be prepared."""
@@ -180,7 +216,12 @@ class SpawnLauncher:
         command = [sys.executable, "-m", "stepbench.worker", str(cell_dir)]
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=worker_environment(),
+                start_new_session=True,
             )
         try:
             timed_out = not _wait(process, timeout_s)
@@ -191,6 +232,7 @@ class SpawnLauncher:
             raise
         returncode = process.wait()
         _signal_group(process.pid, signal.SIGKILL)
+        _wait_until_group_is_gone(process.pid)
         return WorkerExit(returncode=returncode, timed_out=timed_out)
 
     def close(self) -> None:
@@ -224,3 +266,23 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _wait_until_group_is_gone(group: int) -> None:
+    """Return once a killed process group has ended, so that none of it disturbs the next run."""
+    deadline_s = monotonic_s() + KILL_S
+    while _is_alive(group) and monotonic_s() < deadline_s:
+        sleep(0.02)
+
+
+def _is_alive(group: int) -> bool:
+    """Whether a process of the group still runs; one that has ended and that nobody asks for does not."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False

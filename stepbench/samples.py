@@ -146,7 +146,8 @@ def _proven_place(places: list[Place], expected: int | None) -> Place | None:
     """The place that surely tells the number of samples: a declared one, else one that says what the loader says."""
     for kind in ("declared", "tensor", "list"):
         for place in places:
-            if place.kind == kind and (kind == "declared" or place.number == expected):
+            is_proof = kind == "declared" or (place.number == expected and (kind == "tensor" or place.number > 1))
+            if place.kind == kind and is_proof:  # a list of one is only the wrapping of what is in it
                 return place
     return None
 

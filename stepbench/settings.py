@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from stepbench.clock import TIMERS
 from stepbench.composition_errors import did_you_mean
-from stepbench.record import Component, Protocol, RunRequest, RunSpec, canonical_json
+from stepbench.record import Component, Protocol, RunRequest, RunSpec, Sampling, canonical_json
 
 WORKER_STARTS = ("auto", "fork", "spawn")
 FREE_GROUPS = ("model", "data")
@@ -42,6 +43,12 @@ A_YEAR_S = 366 * 86_400
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 """What torch.set_float32_matmul_precision takes."""
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""The modes that torch.compile takes."""
+
+STRATEGIES_WITHOUT_RECORDS = ("spawn", "fork", "notebook")
+"""Parts of the names of Lightning's strategies whose processes are no runs of a command, so none leaves a record."""
 
 
 class SettingsError(ValueError):
@@ -112,6 +119,46 @@ class _Checker:
         expected = "one of " + ", ".join(options) + (", null" if optional else "")
         return self.take(key, lambda v: (optional and v is None) or (isinstance(v, str) and v in options), expected)
 
+    def strategy(self, key: str) -> Any:
+        """A Lightning strategy's name; None where Lightning chooses."""
+        name = self.take(
+            key,
+            lambda v: v is None or (isinstance(v, str) and v != ""),
+            "the name of a Lightning strategy, such as ddp, or null",
+        )
+        if any(part in (name or "") for part in STRATEGIES_WITHOUT_RECORDS):
+            self.problems.append(
+                f"{key} must be one that starts each process as a command, such as ddp, which measures the same, got "
+                f"{name!r}: the results of processes that it starts another way come back through no file"
+            )
+        return None if name == "auto" else name
+
+    def compile_mode(self, key: str) -> Any:
+        """A mode of torch.compile; None where the model stays as it is."""
+        value = self.take(
+            key,
+            lambda v: isinstance(v, bool) or v in COMPILE_MODES,
+            "true, false, or one of " + ", ".join(COMPILE_MODES),
+        )
+        return ("default" if value else None) if isinstance(value, bool) else value
+
+    def sampling(self, key: str) -> Sampling | None:
+        """Which optimizer steps are timed by phase; None where the timer chooses."""
+        value = self.take(
+            key,
+            lambda v: v is None or _parse_sampling(v) is not None,
+            "all, N/M with 1 <= N <= M such as 10/100, or null",
+        )
+        return _parse_sampling(value)
+
+    def function_path(self, key: str) -> Any:
+        """The dotted path of a function, or None."""
+        return self.take(
+            key,
+            lambda v: v is None or (isinstance(v, str) and "." in v.strip(".")),
+            "the dotted path of a function, such as my_module.count_samples, or null",
+        )
+
     def component(self, key: str) -> Component:
         target = self.take(
             f"{key}._target_", lambda v: isinstance(v, str) and "." in v.strip("."), "an importable dotted path"
@@ -132,7 +179,10 @@ def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
         "batch_size": checker.whole_number("batch_size", minimum=1),
         "precision": checker.choice("precision.trainer", PRECISIONS),
         "accelerator": checker.take("device.accelerator", lambda v: isinstance(v, str) and v != "", "a name"),
+        "num_devices": checker.whole_number("devices", minimum=1),
+        "strategy": checker.strategy("strategy"),
         "accumulate_grad_batches": checker.whole_number("accumulate_grad_batches", minimum=1),
+        "compile": checker.compile_mode("compile"),
         "seed": checker.take("seed", lambda v: _is_int(v) and 0 <= v < 2**32, "a whole number from 0 to 2^32 - 1"),
         "num_threads": checker.whole_number("device.num_threads", minimum=1, optional=True),
         "float32_matmul_precision": checker.choice(
@@ -148,6 +198,8 @@ def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
         "epochs": checker.whole_number("protocol.epochs", minimum=1, optional=True),
     }
     timer = checker.choice("timer", TIMERS)
+    sampling = checker.sampling("sampling")
+    batch_size_fn = checker.function_path("batch_size_fn")
     timeout_s = checker.seconds("timeout_s", positive=True, optional=True)
     checker.choice("worker_start", WORKER_STARTS)
     checker.take("plots", lambda v: isinstance(v, bool), "true or false")
@@ -158,6 +210,8 @@ def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
         spec=RunSpec(model=model, data=data, **spec),
         protocol=Protocol(**protocol),
         timer=timer,
+        sampling=sampling,
+        batch_size_fn=batch_size_fn,
         timeout_s=timeout_s,
         choices=tuple((group, choices[group]) for group in GROUPS_SHOWN if choices.get(group)),
     )
@@ -187,6 +241,16 @@ def config_text(config: DictConfig) -> str:
         "defaults: [base, _self_]\n\n"
     )
     return head + OmegaConf.to_yaml(OmegaConf.create(_resolve(config)))
+
+
+def _parse_sampling(value: Any) -> Sampling | None:
+    """The sampling that `all` or `N/M` stands for; None for anything else."""
+    if value == "all":
+        return Sampling(timed_steps=1, period_steps=1)
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", value) if isinstance(value, str) else None
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        return None
+    return Sampling(timed_steps=int(match[1]), period_steps=int(match[2]))
 
 
 def _is_int(value: Any) -> bool:

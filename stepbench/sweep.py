@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -12,7 +14,7 @@ from pathlib import Path
 import stepbench
 from stepbench import units
 from stepbench.clock import monotonic_s, unix_time_s
-from stepbench.launcher import Launcher, WorkerExit
+from stepbench.launcher import Launcher, SpawnLauncher, WorkerExit
 from stepbench.record import (
     CONFIG_FILE,
     SCHEMA_VERSION,
@@ -20,6 +22,7 @@ from stepbench.record import (
     RecordError,
     RunRecord,
     RunRequest,
+    RunSpec,
     Status,
     find_cells,
     log_path,
@@ -103,16 +106,16 @@ def run_cells(cells: Sequence[PlannedCell], launcher: Launcher) -> int:
     try:
         for position, cell in enumerate(cells):
             print(f"[{position + 1}/{len(cells)}] {cell.label} … ", end="", flush=True)
-            records.append(measure_cell(cell, launcher))
+            records.append(measure_cell(cell, SpawnLauncher() if starts_ranks(cell.request.spec) else launcher))
             remaining = _remaining_text(monotonic_s() - started_s, len(records), len(cells))
             print(_result_text(records[-1]) + remaining, flush=True)
     except KeyboardInterrupt:
-        print("interrupted", flush=True)
         current, left = cells[len(records) : len(records) + 1], cells[len(records) + 1 :]
         for cell in current:
             _record_unmeasured(cell, Status.INTERRUPTED, "the sweep was interrupted during this cell")
         for cell in left:
             _record_unmeasured(cell, Status.SKIPPED, "the sweep was interrupted before this cell")
+        print("interrupted", flush=True)  # last: whoever interrupts may have closed the stream
         return EXIT_INTERRUPTED
     is_ok = all(record.status in (Status.OK, Status.SKIPPED) for record in records)
     return EXIT_OK if is_ok else EXIT_SOME_FAILED
@@ -125,24 +128,62 @@ def measure_cell(cell: PlannedCell, launcher: Launcher) -> RunRecord:
     log = log_path(cell.directory, request.round, request.attempt)
     started_unix_s, started_s = unix_time_s(), monotonic_s()
     end = launcher.run(cell.directory, log, request.timeout_s)
-    path = record_path(cell.directory, request.round, request.attempt)
-    try:
-        record = read_record(path) if path.exists() else None
-    except RecordError:
-        record = None
-    if record is not None and (record.status is Status.OK or not end.timed_out):
-        return record
-    status, reason = _explain(end, request)
-    record = RunRecord(
-        request=request,
-        spec_hash=spec_hash(request.spec),
-        status=status,
-        reason=f"{reason}; log: {log}",
-        started_unix_s=started_unix_s,
-        wall_s=monotonic_s() - started_s,
-    )
+    records = _read_records(cell)
+    own = next((record for record in records if record.rank == 0), None)
+    if own is not None and own.status is Status.OK:
+        return own
+    if not end.timed_out and any(record.status is not Status.OK for record in records):
+        record = _blame(records, own)
+    else:
+        status, reason = _explain(end, request)
+        record = RunRecord(
+            request=request,
+            spec_hash=spec_hash(request.spec),
+            status=status,
+            reason=reason,
+            started_unix_s=started_unix_s,
+            wall_s=monotonic_s() - started_s,
+        )
+    if record is own:
+        return own
+    record = dataclasses.replace(record, reason=f"{record.reason}; log: {log}")
     write_record(cell.directory, record)
     return record
+
+
+def starts_ranks(spec: RunSpec) -> bool:
+    """Whether Lightning starts the worker's command again for further ranks, which takes a worker that is a command."""
+    return spec.num_devices > 1 or spec.strategy is not None
+
+
+def _read_records(cell: PlannedCell) -> list[RunRecord]:
+    """What the ranks of a visit have left, as far as it can be read."""
+    request = cell.request
+    records = []
+    for rank in range(request.spec.num_devices):
+        with contextlib.suppress(RecordError):
+            records.append(read_record(record_path(cell.directory, request.round, request.attempt, rank)))
+    return records
+
+
+def _blame(records: Sequence[RunRecord], own: RunRecord | None) -> RunRecord:
+    """The cell's record after a failure: rank 0's own, unless another rank, which it waited for, is the cause.
+
+    A rank that fails takes the others with it, some of which may only say that a connection was lost: the cause is the
+    first failure that is of another kind.
+    """
+    failed = [record for record in records if record.status is not Status.OK]
+    cause = min(failed, key=lambda record: (record.status is Status.CRASHED, record.started_unix_s + record.wall_s))
+    if own is None:
+        own = dataclasses.replace(cause, rank=0, summary=None)
+    if cause.rank != 0:
+        reason = f"rank {cause.rank}: {cause.reason}"
+        return dataclasses.replace(own, status=cause.status, reason=reason, traceback=cause.traceback)
+    lost = sorted(set(range(own.request.spec.num_devices)) - {record.rank for record in records})
+    if own.status is Status.CRASHED and lost:
+        names = ", ".join(map(str, lost))
+        return dataclasses.replace(own, reason=f"{own.reason}; no record of rank {names}")
+    return own
 
 
 def _explain(end: WorkerExit, request: RunRequest) -> tuple[Status, str]:

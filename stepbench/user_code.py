@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ def build(component: Component) -> Any:
     Raises ImportError where the target cannot be imported; an exception of the user's constructor comes out as it was
     raised.
     """
-    _check_target(component.target)
+    find(component.target)
     try:
         return instantiate({"_target_": component.target, **component.arguments})
     except InstantiationException as error:
@@ -29,8 +30,23 @@ def build(component: Component) -> Any:
         raise
 
 
-def _check_target(target: str) -> None:
-    """Raise an ImportError that says which part of a dotted path is missing, and where was searched."""
+def find_function(key: str, target: str) -> Callable[..., Any]:
+    """The function at a dotted path that the setting `key` gives.
+
+    Raises ImportError where it cannot be imported, TypeError where it is something else; both name the key.
+    """
+    try:
+        found = find(target)
+    except ImportError as error:
+        raise type(error)(f"{key}: {error}") from error
+    if not callable(found):
+        raise TypeError(f"{key} must name a function, got {target} whose type is {type(found).__qualname__}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def find(target: str) -> Any:
+    """What a dotted path names. Raises an ImportError that says which part of it is missing, and where was searched."""
     parts = target.split(".")
     found: Any = None
     for position, name in enumerate(parts):
@@ -49,3 +65,4 @@ def _check_target(target: str) -> None:
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ImportError(f"{target}: {'.'.join(parts[:position])} has no {name}{hint}")
         found = getattr(found, name)
+    return found

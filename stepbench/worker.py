@@ -1,48 +1,52 @@
 """One run in a fresh process: build the user's classes, fit them under the timer, write the record.
 
 Knows nothing of the configuration system that composed the request; a cell's directory is all it is given. As a
-command, `python -m stepbench.worker DIR` measures the request that lies in DIR.
+command, `python -m stepbench.worker DIR` measures the request that lies in DIR; where several devices train together,
+Lightning starts the same command again for each further rank, which leaves a record of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
 import sys
 import sysconfig
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepbench.clock import make_clock, monotonic_s, resolve_timer, unix_time_s
+from stepbench.clock import HostClock, monotonic_s, unix_time_s
 
 _IMPORT_STARTED_S = monotonic_s()
 
-import lightning.pytorch as pl  # noqa: E402
 import torch  # noqa: E402
-from lightning.pytorch.accelerators import AcceleratorRegistry  # noqa: E402
-from lightning.pytorch.utilities.exceptions import SIGTERMException  # noqa: E402
 
-from stepbench import device, environment, user_code  # noqa: E402
-from stepbench.callback import StepTimer  # noqa: E402
+from stepbench import device, facts, ranks, user_code  # noqa: E402
+from stepbench.callback import PhaseTimer, make_phase_timer  # noqa: E402
+from stepbench.lightning_package import LightningPackage, load_package, package_of  # noqa: E402
 from stepbench.protocol import ProtocolRule, mark_warmup  # noqa: E402
 from stepbench.record import (  # noqa: E402
     REQUEST_FILE,
     BatchTiming,
     EffectiveSettings,
     Environment,
+    RecordError,
     RunRecord,
     RunRequest,
     StartUp,
     Status,
     append_rows,
+    read_record,
     read_request,
+    record_path,
     spec_hash,
     write_record,
 )
-from stepbench.statistics import summarize_run  # noqa: E402
+from stepbench.statistics import summarize_run, with_rank_waits  # noqa: E402
+
+PRELOADED = load_package("lightning.pytorch")
+"""The package that most modules are built on; the other one is imported only by a module that is built on it."""
 
 _IMPORT_S = monotonic_s() - _IMPORT_STARTED_S
 
@@ -52,63 +56,96 @@ MAX_REASON_LENGTH = 500
 
 
 class UnsupportedError(Exception):
-    """The machine has no such device, or the device no such precision."""
+    """The machine has no such device, or not as many, or the device no such precision."""
 
 
 @dataclass(slots=True)
 class _Run:
     """What a run has gathered so far, so that a failure loses none of it."""
 
+    rank: int
     environment: Environment
-    model: pl.LightningModule | None = None
-    trainer: pl.Trainer | None = None
-    timer: StepTimer | None = None
+    package: LightningPackage = PRELOADED
+    model: Any = None
+    trainer: Any = None
+    timer: PhaseTimer | None = None
     rule: ProtocolRule | None = None
-    timer_kind: str | None = None
+    rows: list[BatchTiming] = field(default_factory=list)
     build_s: float = 0.0
     fit_started_ns: int = 0
+    compile_mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """How a run ended."""
+
+    status: Status
+    reason: str | None = None
+    traceback: str | None = None
+
+
+OK = _Outcome(status=Status.OK)
 
 
 def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
-    """Do what the cell's request asks for and leave a record, whatever happens. `worker_start` is `fork` or `spawn`."""
+    """Do what the cell's request asks for and leave a record, whatever happens. `worker_start` is `fork` or `spawn`.
+
+    With several ranks each of them does, and rank 0, whose record is the cell's, waits for those of the others.
+    """
     request = read_request(cell_dir / REQUEST_FILE)
     started_unix_s, started_s = unix_time_s(), monotonic_s()
-    run = _Run(environment=_environment_at_start())
-    status, reason, trace = Status.OK, None, None
-    try:
-        _fit(request, run)
-    except BaseException as error:  # the user's code may raise anything, SystemExit included
-        status, reason = classify(error, run.timer)
-        trace = printable("".join(traceback.format_exception(error)))
-        with contextlib.suppress(Exception):  # the user's code may have closed the stream
-            print(trace, file=sys.stderr)
-    rows = _rows(run, request.spec.batch_size)
-    append_rows(cell_dir, rows, request.round, request.attempt)
-    if status is Status.OK:
-        status, reason = check_batches(run, rows, request.spec.batch_size)
-    summary = summarize_run(rows) if status is Status.OK else None
-    if status is Status.OK and summary is None:
-        status, reason = Status.NO_BATCHES, "no optimizer step was completed"
+    run = _Run(rank=ranks.own_rank(), environment=facts.environment_at_start())
+    outcome = _train(request, run)
+    has_trained = outcome.status is Status.OK
+    if has_trained:
+        outcome = check_batches(run, _own_rows(run), request.spec.batch_size)
+    rows = run.rows if run.rank == 0 else _own_rows(run)
+    summary = summarize_run(rows) if outcome.status is Status.OK else None
+    if outcome.status is Status.OK and summary is None:
+        outcome = _Outcome(status=Status.NO_BATCHES, reason="no optimizer step was completed")
     record = RunRecord(
         request=request,
         spec_hash=spec_hash(request.spec),
-        status=status,
-        reason=reason,
-        traceback=trace,
+        status=outcome.status,
+        reason=outcome.reason,
+        traceback=outcome.traceback,
         started_unix_s=started_unix_s,
         wall_s=monotonic_s() - started_s,
-        effective=_effective_settings(run, rows, worker_start),
-        environment=_environment_at_end(run),
+        effective=_effective_settings(run, worker_start),
+        environment=facts.environment_at_end(run.environment, has_trained=run.timer is not None),
         start_up=_start_up(run, worker_start),
+        compilation=None if run.timer is None else run.timer.compilation,
         summary=summary,
-        peak_host_memory_bytes=device.peak_host_memory_bytes(),
-        peak_device_memory_bytes=None
-        if run.trainer is None
-        else device.peak_device_memory_bytes(run.trainer.strategy.root_device),
-        **_count_parameters(run.model),
+        rank=run.rank,
+        **facts.peak_memory(run.trainer),
+        **facts.count_parameters(run.model),
     )
-    write_record(cell_dir, record)
+    if run.rank > 0:
+        write_record(cell_dir, record)
+    if has_trained:
+        ranks.wait_for_all()
+    if run.rank == 0:
+        append_rows(cell_dir, rows, request.round, request.attempt)
+        if has_trained:
+            record = _with_other_ranks(record, cell_dir)
+        write_record(cell_dir, record)
     return record
+
+
+def _train(request: RunRequest, run: _Run) -> _Outcome:
+    """Fit and collect the rows: those of every rank where all went well, else the ones that this rank has."""
+    try:
+        _fit(request, run)
+        run.rows = _gather_rows(run)
+    except BaseException as error:  # the user's code may raise anything, SystemExit included
+        run.rows = _rows_before_failure(run)
+        status, reason = classify(error, run)
+        trace = printable("".join(traceback.format_exception(error)))
+        with contextlib.suppress(Exception):  # the user's code may have closed the stream
+            print(trace, file=sys.stderr, flush=True)
+        return _Outcome(status=status, reason=reason, traceback=trace)
+    return OK
 
 
 def _fit(request: RunRequest, run: _Run) -> None:
@@ -117,41 +154,78 @@ def _fit(request: RunRequest, run: _Run) -> None:
         torch.set_num_threads(spec.num_threads)
     if spec.float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(spec.float32_matmul_precision)
-    pl.seed_everything(spec.seed, verbose=False)
+    PRELOADED.root.seed_everything(spec.seed, verbose=False)  # before the module shows its package; both do the same
     build_started_s = monotonic_s()
+    batch_size_fn = None
+    if request.batch_size_fn is not None:
+        batch_size_fn = user_code.find_function("batch_size_fn", request.batch_size_fn)
     run.model = user_code.build(spec.model)
     datamodule = user_code.build(spec.data)
-    _check_kind(run.model, pl.LightningModule, "model", spec.model.target)
-    _check_kind(datamodule, pl.LightningDataModule, "data", spec.data.target)
+    run.package = _find_package(request, run.model, datamodule)
+    model = run.model if spec.compile is None else torch.compile(run.model, mode=spec.compile)
+    run.compile_mode = spec.compile
+    run.trainer = _make_trainer(request, run.package)
     run.rule = ProtocolRule(request.protocol)
-    run.trainer = _make_trainer(request)
-    on_accelerator = run.trainer.strategy.root_device.type != "cpu"
-    run.timer_kind = resolve_timer(request.timer, on_accelerator=on_accelerator)
-    clock = make_clock(run.timer_kind)
-    run.timer = StepTimer(clock=clock, stop_rule=run.rule)
-    run.trainer.callbacks.append(run.timer)  # type: ignore[attr-defined]
+    run.timer = make_phase_timer(
+        run.package,
+        timer=request.timer,
+        sampling=request.sampling,
+        stop_rule=_make_stop_rule(request, run.rule, run.trainer),
+        batch_size_fn=batch_size_fn,
+    )
+    run.trainer.callbacks.append(run.timer)
     run.build_s = monotonic_s() - build_started_s
-    run.fit_started_ns = clock.now()
-    run.trainer.fit(run.model, datamodule=datamodule)
+    run.fit_started_ns = HostClock.now()
+    run.trainer.fit(model, datamodule=datamodule)
+    if run.trainer.world_size != spec.num_devices:
+        raise RuntimeError(f"devices={spec.num_devices} were asked for, but {run.trainer.world_size} trained")
 
 
-def _check_kind(built: object, kind: type, key: str, target: str) -> None:
-    if not isinstance(built, kind):
+def _make_stop_rule(request: RunRequest, rule: ProtocolRule, trainer: Any) -> ProtocolRule | ranks.AgreedRule:
+    if request.spec.num_devices == 1 or request.protocol.epochs is not None:  # whole epochs end by themselves
+        return rule
+    return ranks.AgreedRule(
+        rule,
+        request.protocol,
+        lambda has_enough: bool(trainer.strategy.reduce_boolean_decision(has_enough, all=True)),
+        batches_per_step=request.spec.accumulate_grad_batches,
+    )
+
+
+def _find_package(request: RunRequest, model: object, datamodule: object) -> LightningPackage:
+    """The one of the two Lightning packages that both are built on. Raises TypeError where there is no such package."""
+    spec = request.spec
+    model_package = _package_of(model, "LightningModule", "model", spec.model.target)
+    data_package = _package_of(datamodule, "LightningDataModule", "data", spec.data.target)
+    if model_package != data_package:
         raise TypeError(
-            f"{key}._target_ must name a {kind.__module__.split('.')[0]} {kind.__name__}, "
-            f"got {target} which gives a {type(built).__module__}.{type(built).__qualname__}"
+            f"model and data must be built on the same Lightning package, but {spec.model.target} is a LightningModule "
+            f"of {model_package} and {spec.data.target} a LightningDataModule of {data_package}: import both from one"
         )
+    return load_package(model_package)
 
 
-def _make_trainer(request: RunRequest) -> pl.Trainer:
+def _package_of(built: object, class_name: str, key: str, target: str) -> str:
+    package = package_of(built, class_name)
+    if package is None:
+        found = f"{type(built).__module__}.{type(built).__qualname__}"
+        raise TypeError(f"{key}._target_ must name a lightning {class_name}, got {target} which gives a {found}")
+    return package
+
+
+def _make_trainer(request: RunRequest, package: LightningPackage) -> Any:
     """A trainer that runs the loop and nothing beside it: what prints, logs, saves or validates is off."""
     spec = request.spec
     epochs = request.protocol.epochs
+    strategies = package.root.strategies.StrategyRegistry
+    if spec.strategy not in (None, *strategies):
+        raise ValueError(f"Lightning has no strategy={spec.strategy}; strategies: {', '.join(sorted(strategies))}")
     try:
-        return pl.Trainer(
+        return package.root.Trainer(
             accelerator=spec.accelerator,
             devices=spec.num_devices,
-            precision=spec.precision,  # type: ignore[arg-type]
+            strategy=spec.strategy or "auto",
+            precision=spec.precision,
             accumulate_grad_batches=spec.accumulate_grad_batches,
             max_epochs=-1 if epochs is None else epochs,
             limit_val_batches=0,
@@ -163,24 +237,30 @@ def _make_trainer(request: RunRequest) -> pl.Trainer:
         )
     except Exception as error:
         # Every argument has been checked or is ours, so what is left is the machine.
-        usable = [name for name, entry in AcceleratorRegistry.items() if entry["accelerator"].is_available()]
+        registry = package.accelerator_registry
+        usable = [name for name, entry in registry.items() if entry["accelerator"].is_available()]
         if spec.accelerator not in ("auto", "gpu", *usable):
             found = f"there is no {spec.accelerator} device here; usable: {', '.join(usable)}"
             raise UnsupportedError(found) from error
-        raise UnsupportedError(f"precision {spec.precision} on {spec.accelerator}: {error}") from error
+        further = [f"devices={spec.num_devices}"] * (spec.num_devices > 1)
+        further += [f"strategy={spec.strategy}"] * (spec.strategy is not None)
+        asked = f"precision {spec.precision} on {spec.accelerator}" + " with " * bool(further) + " ".join(further)
+        raise UnsupportedError(f"{asked}: {_shortened(' '.join(str(error).split()))}") from error
 
 
-def classify(error: BaseException, timer: StepTimer | None) -> tuple[Status, str]:
+def classify(error: BaseException, run: _Run) -> tuple[Status, str]:
     """The status and the reason of a run that an exception ended."""
     if isinstance(error, UnsupportedError):
         return Status.UNSUPPORTED, str(error)
     if device.is_out_of_memory(error):
         return Status.OOM, _one_line(error)
+    if ranks.is_lost_connection(error):
+        return Status.CRASHED, f"the connection to another rank was lost ({_one_line(error)})"
     # Lightning turns a keyboard interrupt and SIGTERM into an exit
-    original = timer.exception if timer is not None and isinstance(error, SystemExit) else error
+    original = run.timer.exception if run.timer is not None and isinstance(error, SystemExit) else error
     if isinstance(original, KeyboardInterrupt):
         return Status.INTERRUPTED, "the worker was interrupted"
-    if isinstance(original, SIGTERMException):
+    if isinstance(original, run.package.sigterm_exception):
         return Status.CRASHED, "the worker was ended by SIGTERM"
     if isinstance(error, SystemExit):
         return Status.ERROR, f"the user's code called sys.exit({error.code!r}){_place(error)}"
@@ -217,22 +297,50 @@ def _place(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
-def _rows(run: _Run, batch_size: int) -> list[BatchTiming]:
-    """The timed rows; their sample counts only where they agree with the batch size that the loader has."""
-    if run.timer is None or run.rule is None:
+def _gather_rows(run: _Run) -> list[BatchTiming]:
+    """The rows of all ranks with their warm-up marked, the same batches on each; every rank must call it."""
+    assert run.timer is not None
+    own = ranks.RankTimings(rows=run.timer.rows, num_warmup_batches=_num_warmup_batches(run))
+    timings = ranks.gather(own)
+    num_warmup_batches = ranks.common_num_warmup_batches(timings)
+    marked = [mark_warmup(timing.rows, num_warmup_batches) for timing in timings]
+    return marked[0] if len(marked) == 1 else with_rank_waits(marked)
+
+
+def _rows_before_failure(run: _Run) -> list[BatchTiming]:
+    """What this rank has timed; the others cannot be asked."""
+    if run.timer is None:
         return []
-    rows = mark_warmup(run.timer.rows, run.rule.num_warmup_batches)
-    if _largest_batch(rows) != batch_size and batch_size in _loader_batch_sizes(run):
-        # the batches are built so that their first tensor does not tell the number of samples
-        return [dataclasses.replace(row, num_samples=None) for row in rows]
-    return rows
+    rows = mark_warmup(run.timer.rows, _num_warmup_batches(run))
+    return rows if run.rank == 0 else [dataclasses.replace(row, rank=run.rank) for row in rows]
 
 
-def _largest_batch(rows: list[BatchTiming]) -> int | None:
-    return max((row.num_samples for row in rows if row.num_samples is not None), default=None)
+def _num_warmup_batches(run: _Run) -> int | None:
+    return None if run.rule is None else run.rule.num_warmup_batches
 
 
-def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> tuple[Status, str | None]:
+def _own_rows(run: _Run) -> list[BatchTiming]:
+    return [row for row in run.rows if row.rank == run.rank]
+
+
+def _with_other_ranks(record: RunRecord, cell_dir: Path) -> RunRecord:
+    """Rank 0's record of a run that all ranks have ended, with what is wrong with another rank if anything is."""
+    request = record.request
+    if record.status is not Status.OK:
+        return record
+    for rank in range(1, request.spec.num_devices):
+        try:
+            other = read_record(record_path(cell_dir, request.round, request.attempt, rank))
+        except RecordError as error:
+            reason = f"rank {rank} left no record: {error}"
+            return dataclasses.replace(record, status=Status.ERROR, reason=reason, summary=None)
+        if other.status is not Status.OK:
+            reason = f"rank {rank}: {other.reason}"
+            return dataclasses.replace(record, status=other.status, reason=reason, summary=None)
+    return record
+
+
+def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> _Outcome:
     """Whether a fit that ended well has measured what was asked for: batches at all, and of the size asked for.
 
     The loader's own batch size is the proof where it has one; the samples counted in the batches are where it has none.
@@ -240,88 +348,37 @@ def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> tuple[
     assert run.timer is not None
     num_discarded = run.timer.num_discarded
     if not rows and num_discarded:
-        return Status.NO_BATCHES, f"none of {num_discarded} requests for a batch led to a batch that could be timed"
+        reason = f"none of {num_discarded} requests for a batch led to a batch that could be timed"
+        return _Outcome(status=Status.NO_BATCHES, reason=reason)
     if not rows:
-        return Status.NO_BATCHES, "the data loader gave no batches"
-    counted, sizes = _largest_batch(run.timer.rows), _loader_batch_sizes(run)
+        return _Outcome(status=Status.NO_BATCHES, reason="the data loader gave no batches")
+    counted, sizes = facts.largest_batch(rows), facts.loader_batch_sizes(run.trainer)
     if batch_size not in (counted, *sizes) and (counted is not None or sizes):
         found = sizes[0] if sizes else counted
-        return Status.ERROR, (
+        reason = (
             f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples: put "
             "batch_size: ${batch_size} into the data's configuration and have the data module pass it on"
         )
-    num_items = min(_numbers_of_items(run), default=None)
-    if counted != batch_size and num_items is not None and num_items < batch_size:
-        return Status.ERROR, f"the data set has {num_items} samples, fewer than one batch of batch_size={batch_size}"
-    return Status.OK, None
+        if found == 1:
+            reason += (
+                "; if it hands out whole batches as items, name a function that counts their samples: batch_size_fn"
+            )
+        return _Outcome(status=Status.ERROR, reason=reason)
+    num_items = min(facts.numbers_of_items(run.trainer), default=None)
+    num_devices = run.trainer.world_size
+    if counted != batch_size and num_items is not None and num_items < batch_size * num_devices:
+        wanted = f"batch_size={batch_size}" + (f" on each of {num_devices} devices" if num_devices > 1 else "")
+        reason = f"the data set has {num_items} samples, fewer than one batch of {wanted}"
+        return _Outcome(status=Status.ERROR, reason=reason)
+    return OK
 
 
-def _effective_settings(run: _Run, rows: list[BatchTiming], worker_start: str) -> EffectiveSettings | None:
-    trainer = run.trainer
-    if trainer is None:
+def _effective_settings(run: _Run, worker_start: str) -> EffectiveSettings | None:
+    if run.trainer is None:
         return None
-    root_device = trainer.strategy.root_device
-    return EffectiveSettings(
-        precision=str(trainer.precision),
-        batch_size=_largest_batch(rows) or next(iter(_loader_batch_sizes(run)), None),
-        accelerator=root_device.type,
-        device_name=device.device_name(root_device, environment.static_environment().cpu_model),
-        num_devices=trainer.num_devices,
-        strategy=type(trainer.strategy).__name__,
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-        num_workers=_num_workers(run),
-        start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
-        worker_start=worker_start,
-        num_threads=torch.get_num_threads(),
-        float32_matmul_precision=torch.get_float32_matmul_precision(),
-        timer=run.timer_kind,
+    return facts.effective_settings(
+        run.trainer, run.timer, _own_rows(run), worker_start=worker_start, compile_mode=run.compile_mode
     )
-
-
-def _loaders(run: _Run) -> list[Any]:
-    """The training loaders as far as they are found: the loader, or those of a list or a dictionary."""
-    loaders: Any = None if run.trainer is None else run.trainer.train_dataloader
-    if isinstance(loaders, dict):
-        return list(loaders.values())
-    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
-
-
-def _loader_batch_sizes(run: _Run) -> list[int]:
-    """The batch sizes of the training loaders, as far as they have one."""
-    sizes = (
-        getattr(holder, "batch_size", None)
-        for loader in _loaders(run)
-        for holder in (loader, getattr(loader, "batch_sampler", None))
-    )
-    return [size for size in sizes if isinstance(size, int)]
-
-
-def _numbers_of_items(run: _Run) -> list[int]:
-    """The lengths of the data sets that the training loaders batch, as far as they have one."""
-    lengths = []
-    for loader in _loaders(run):
-        if getattr(loader, "batch_size", None) is not None:
-            with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
-                lengths.append(len(loader.dataset))
-    return lengths
-
-
-def _num_workers(run: _Run) -> int | None:
-    """The most worker processes that one of the training loaders has; None where no loader tells."""
-    return max((loader.num_workers for loader in _loaders(run) if hasattr(loader, "num_workers")), default=None)
-
-
-def _environment_at_start() -> Environment:
-    return dataclasses.replace(
-        environment.static_environment(),
-        load_average_start=environment.load_average(),
-        variables=environment.speed_variables(),
-    )
-
-
-def _environment_at_end(run: _Run) -> Environment:
-    states = () if run.timer is None else environment.accelerator_states()
-    return dataclasses.replace(run.environment, load_average_end=environment.load_average(), accelerators=states)
 
 
 def _start_up(run: _Run, worker_start: str) -> StartUp | None:
@@ -335,19 +392,13 @@ def _start_up(run: _Run, worker_start: str) -> StartUp | None:
     )
 
 
-def _count_parameters(model: pl.LightningModule | None) -> dict[str, int]:
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    return {
-        "num_parameters": sum(p.numel() for p in model.parameters()),
-        "num_trainable_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-    }
-
-
 def main() -> int:
-    """Measure the request in the directory given on the command line. The record, not the exit code, tells the rest."""
-    measure(Path(sys.argv[1]), worker_start="spawn")
-    return 0
+    """Measure the request in the directory given on the command line. The record, not the exit code, tells the rest.
+
+    But for a rank beside the first: Lightning ends the others where one of those ends with another code than 0.
+    """
+    record = measure(Path(sys.argv[1]), worker_start="spawn")
+    return 0 if record.rank == 0 or record.traceback is None else 1
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def test_both_packages_are_timed_by_callbacks_of_their_own(name: str, profiler: 
     trainer = fit(package.root, timer, profiler)
     rows = timer.rows
     assert len(rows) == 3
-    assert all(row.forward_s > 0 and row.backward_s > 0 and row.optimizer_s > 0 and row.num_samples == 4 for row in rows)
+    assert all(
+        row.forward_s > 0 and row.backward_s > 0 and row.optimizer_s > 0 and row.num_samples == 4 for row in rows
+    )
     assert isinstance(trainer.profiler, package.profiler_base)
     assert "_Tap" not in type(trainer.profiler).__name__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -70,14 +71,9 @@ def test_a_command_of_the_readme_runs(stepbench: Stepbench, tmp_path: Path, comm
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.full
-def test_the_reader_s_own_module_and_data_run(stepbench: Stepbench, tmp_path: Path) -> None:
-    for language, text in re.findall(r"```(yaml)\n(.*?)```", README, flags=re.DOTALL):
-        assert language == "yaml"
-        path = tmp_path / text.splitlines()[0].removeprefix("# ")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    package = tmp_path / "my_package"
+def write_the_reader_s_package(directory: Path) -> None:
+    """What the README's examples import as the reader's own."""
+    package = directory / "my_package"
     package.mkdir()
     (package / "models.py").write_text(
         "from user_code_samples import TinyModule\n"
@@ -86,6 +82,42 @@ def test_the_reader_s_own_module_and_data_run(stepbench: Stepbench, tmp_path: Pa
         "        super().__init__()\n"
     )
     (package / "data.py").write_text("from user_code_samples import TinyData as MyData\n")
+
+
+def test_the_script_of_the_readme_is_short_and_runs(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(script.splitlines()) <= 10
+    write_the_reader_s_package(tmp_path)
+    (tmp_path / "train.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "tests")])}
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "most time goes to" in done.stdout
+    (directory,) = tmp_path.glob("outputs/*/*")
+    six = re.search(r"\| (`timing_summary.yaml`.*?) \| the same six files", README)
+    assert six is not None
+    names = re.findall(r"`([^`]+)`", six[1])
+    assert len(names) == 6
+    assert {path.name for path in directory.iterdir()} >= set(names)
+
+
+def test_the_check_of_a_gpu_says_when_there_is_none(tmp_path: Path) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = ["bash", str(ROOT / "scripts" / "gpu_check.sh")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no CUDA device here" in done.stdout
+
+
+@pytest.mark.full
+def test_the_reader_s_own_module_and_data_run(stepbench: Stepbench, tmp_path: Path) -> None:
+    for language, text in re.findall(r"```(yaml)\n(.*?)```", README, flags=re.DOTALL):
+        assert language == "yaml"
+        path = tmp_path / text.splitlines()[0].removeprefix("# ")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    write_the_reader_s_package(tmp_path)
     (command,) = NOT_HERE
     done = stepbench(*shlex.split(command)[3:], *SHORTER)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -95,7 +127,7 @@ def test_the_reader_s_own_module_and_data_run(stepbench: Stepbench, tmp_path: Pa
 @pytest.mark.parametrize(
     ("script", "arguments", "wording"),
     [
-        ("measure_overhead.py", ["--rounds", "2", "--steps", "40"], "null model, bare step"),
+        ("measure_overhead.py", ["--rounds", "2", "--steps", "40", "--long", "500"], "null model, bare step"),
         ("measure_cell_cost.py", ["--cells", "2", "--spawned", "1"], "times cheaper"),
     ],
 )

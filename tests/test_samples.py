@@ -108,6 +108,11 @@ def test_the_loader_s_batch_size_is_looked_for_in_the_batch(batch: Any, number: 
     assert count(batch, 16) == number
 
 
+def test_a_list_of_one_is_no_proof_of_one_sample() -> None:
+    assert count([torch.ones(16, 4)], 1) is None
+    assert count([torch.ones(1, 4)], 1) == 1
+
+
 def test_the_place_found_in_a_full_batch_counts_the_ragged_one() -> None:
     counter = SampleCounter()
     counter.loader_batch_size = 16

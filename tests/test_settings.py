@@ -6,7 +6,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from stepbench.settings import PRECISIONS, SettingsError, conf_dir, read_request
+from stepbench.record import Sampling
+from stepbench.settings import COMPILE_MODES, PRECISIONS, SettingsError, conf_dir, read_request
+
+COMPILE_PROBLEM = f"compile must be true, false, or one of {', '.join(COMPILE_MODES)}, got {{}}"
+SAMPLING_PROBLEM = "sampling must be all, N/M with 1 <= N <= M such as 10/100, or null, got {}"
 
 CHOICES = {"model": "autoencoder", "data": "synthetic_images", "precision": "32", "device": "auto", "protocol": "quick"}
 
@@ -61,7 +65,22 @@ def test_epochs_as_the_tutorial_script_took_them() -> None:
         ("batch_size=null", "batch_size must be a whole number >= 1, got None"),
         ("accumulate_grad_batches=0", "accumulate_grad_batches must be a whole number >= 1, got 0"),
         ("seed=-1", "seed must be a whole number from 0 to 2^32 - 1, got -1"),
-        ("timer=fast", "timer must be one of auto, host, sync, got 'fast'"),
+        ("timer=fast", "timer must be one of auto, host, sync, events, got 'fast'"),
+        ("devices=0", "devices must be a whole number >= 1, got 0"),
+        ("devices=auto", "devices must be a whole number >= 1, got 'auto'"),
+        ("strategy=2", "strategy must be the name of a Lightning strategy, such as ddp, or null, got 2"),
+        ("compile=fast", COMPILE_PROBLEM.format("'fast'")),
+        ("compile=1", COMPILE_PROBLEM.format(1)),
+        ("compile=[default]", COMPILE_PROBLEM.format(["default"])),
+        ("sampling=some", SAMPLING_PROBLEM.format("'some'")),
+        ("sampling=0/10", SAMPLING_PROBLEM.format("'0/10'")),
+        ("sampling=20/10", SAMPLING_PROBLEM.format("'20/10'")),
+        ("sampling=10", SAMPLING_PROBLEM.format(10)),
+        (
+            "batch_size_fn=count",
+            "batch_size_fn must be the dotted path of a function, such as my_module.count_samples, or null, "
+            "got 'count'",
+        ),
         ("timeout_s=0", "timeout_s must be seconds > 0, at most a year, or null, got 0"),
         ("timeout_s=.inf", "timeout_s must be seconds > 0, at most a year, or null, got '.inf'"),
         ("protocol.timed_s=soon", "protocol.timed_s must be seconds >= 0, at most a year, got 'soon'"),
@@ -81,6 +100,51 @@ def test_epochs_as_the_tutorial_script_took_them() -> None:
 )
 def test_a_mistake_is_named_with_its_key_its_value_and_the_remedy(override: str, problem: str) -> None:
     assert problems(override) == (problem,)
+
+
+def test_one_device_an_uncompiled_model_and_the_timers_own_choices_are_the_default() -> None:
+    request = read_request(composed(), CHOICES)
+    assert (request.spec.num_devices, request.spec.strategy, request.spec.compile) == (1, None, None)
+    assert (request.sampling, request.batch_size_fn) == (None, None)
+
+
+def test_devices_and_their_strategy_are_part_of_the_workload() -> None:
+    spec = read_request(composed("devices=2", "strategy=ddp"), CHOICES).spec
+    assert (spec.num_devices, spec.strategy) == (2, "ddp")
+    assert read_request(composed("strategy=auto"), CHOICES).spec.strategy is None
+
+
+@pytest.mark.parametrize("name", ["ddp_spawn", "ddp_fork", "ddp_notebook_find_unused_parameters_true"])
+def test_a_strategy_whose_results_come_back_through_no_file_is_refused(name: str) -> None:
+    (problem,) = problems(f"strategy={name}", "devices=2")
+    assert problem.startswith("strategy must be one that starts each process as a command, such as ddp, which measures")
+    assert f"got '{name}'" in problem
+    assert problem.endswith("come back through no file")
+
+
+@pytest.mark.parametrize(
+    ("override", "mode"),
+    [("compile=false", None), ("compile=true", "default"), *((f"compile={mode}", mode) for mode in COMPILE_MODES)],
+)
+def test_compile_is_a_switch_or_a_mode(override: str, mode: str | None) -> None:
+    assert read_request(composed(override), CHOICES).spec.compile == mode
+
+
+@pytest.mark.parametrize(
+    ("override", "sampling"),
+    [
+        ("sampling=null", None),
+        ("sampling=all", Sampling(timed_steps=1, period_steps=1)),
+        ("sampling=10/100", Sampling(timed_steps=10, period_steps=100)),
+        ("sampling='5/5'", Sampling(timed_steps=5, period_steps=5)),
+    ],
+)
+def test_sampling_times_all_steps_or_some_of_them_by_phase(override: str, sampling: Sampling | None) -> None:
+    assert read_request(composed(override), CHOICES).sampling == sampling
+
+
+def test_the_users_count_of_samples_is_named_by_its_path() -> None:
+    assert read_request(composed("batch_size_fn=my.module.fn"), CHOICES).batch_size_fn == "my.module.fn"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from stepbench.sweep import (
     claim_directory,
     measure_cell,
     run_cells,
+    starts_ranks,
     write_plan,
 )
 
@@ -191,3 +193,84 @@ def test_results_that_lie_in_a_named_directory_are_not_overwritten(tmp_path: Pat
     claim_directory(tmp_path, may_rename=False)
     with pytest.raises(DirectoryTakenError, match="already holds results"):
         claim_directory(tmp_path, may_rename=False)
+
+
+def ranks_leave(*left: tuple[int, Status, float]) -> Play:
+    """Leaves a record of each rank, with the second at which it ended."""
+
+    def play(cell_dir: Path, request: RunRequest) -> WorkerExit:
+        for rank, status, wall_s in left:
+            record = RunRecord(
+                request=request,
+                spec_hash=spec_hash(request.spec),
+                status=status,
+                reason=f"what rank {rank} says",
+                traceback=f"trace of rank {rank}",
+                started_unix_s=0.0,
+                wall_s=wall_s,
+                rank=rank,
+            )
+            write_record(cell_dir, record)
+        return ENDED if any(rank == 0 for rank, _, _ in left) else WorkerExit(returncode=-9, timed_out=False)
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("left", "status", "reason"),
+    [
+        # rank 0 lost the others: the one that failed of itself is the cause
+        (
+            [(0, Status.CRASHED, 2.0), (1, Status.ERROR, 1.0), (2, Status.CRASHED, 0.5)],
+            Status.ERROR,
+            "rank 1: what rank 1",
+        ),
+        (
+            [(0, Status.CRASHED, 1.0), (1, Status.ERROR, 2.0), (2, Status.CRASHED, 0.5)],
+            Status.ERROR,
+            "rank 1: what rank 1",
+        ),
+        # rank 0 was killed while it waited
+        ([(1, Status.OOM, 1.0), (2, Status.ERROR, 2.0)], Status.OOM, "rank 1: what rank 1 says; log: "),
+        # rank 0 failed of itself, before and after another
+        ([(0, Status.ERROR, 1.0), (1, Status.CRASHED, 2.0)], Status.ERROR, "what rank 0 says"),
+        ([(0, Status.ERROR, 2.0), (1, Status.ERROR, 1.0)], Status.ERROR, "rank 1: what rank 1"),
+        # another rank has vanished
+        (
+            [(0, Status.CRASHED, 1.0), (2, Status.CRASHED, 1.5)],
+            Status.CRASHED,
+            "what rank 0 says; no record of rank 1; log",
+        ),
+        ([], Status.CRASHED, "the worker was killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_first_of_itself_is_the_reason(
+    tmp_path: Path, left: list[tuple[int, Status, float]], status: Status, reason: str
+) -> None:
+    (cell,) = cells(tmp_path, 1)
+    spec = dataclasses.replace(cell.request.spec, num_devices=3)
+    cell = dataclasses.replace(cell, request=dataclasses.replace(cell.request, spec=spec))
+    record = measure_cell(cell, ScriptedLauncher(ranks_leave(*left)))
+    assert record.status is status
+    assert (record.reason or "").startswith(reason)
+    assert record.rank == 0
+    assert record.summary is None
+    if reason.startswith("rank 1"):
+        assert record.traceback == "trace of rank 1"
+    assert read_record(record_path(cell.directory, 0, 0)) == record
+
+
+def test_only_a_command_can_be_started_again_for_further_ranks() -> None:
+    assert not starts_ranks(make_spec(batch_size=8))
+    assert starts_ranks(make_spec(batch_size=8, num_devices=2))
+    assert starts_ranks(make_spec(batch_size=8, strategy="ddp"))
+
+
+def test_a_cell_with_ranks_is_not_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    several, one = cells(tmp_path, 2)
+    spec = dataclasses.replace(several.request.spec, num_devices=2)
+    several = dataclasses.replace(several, request=dataclasses.replace(several.request, spec=spec))
+    warm, fresh = ScriptedLauncher(ok), ScriptedLauncher(ok)
+    monkeypatch.setattr("stepbench.sweep.SpawnLauncher", lambda: fresh)
+    assert run_cells([several, one], warm) == EXIT_OK
+    assert (fresh.visited, warm.visited) == (["0"], ["1"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepbench.launcher import ForkLauncher, Launcher, SpawnLauncher, can_fork
+from stepbench.launcher import ForkLauncher, Launcher, SpawnLauncher, can_fork, worker_environment
 from stepbench.record import (
     Component,
     Protocol,
@@ -32,17 +32,23 @@ TINY = Protocol(name="tiny", warmup_batches=2, warmup_s=0.0, timed_batches=8, ti
 Measure = Callable[..., RunRecord]
 
 
+def target_of(name: str) -> str:
+    """A class of the samples, or of another module where the name is dotted."""
+    return name if name.startswith("other_package_samples.") else f"user_code_samples.{name}"
+
+
 def plan(directory: Path, *, model: str = "TinyModule", data: str = "TinyData", **settings: Any) -> PlannedCell:
     data_arguments = {"batch_size": settings.get("batch_size", 16), **settings.pop("data_arguments", {})}
     request = RunRequest(
         protocol=settings.pop("protocol", TINY),
         timer="auto",
+        batch_size_fn=settings.pop("batch_size_fn", None),
         timeout_s=settings.pop("timeout_s", 60.0),
         spec=RunSpec(
             model=Component(
-                target=f"user_code_samples.{model}", arguments_json=canonical_json(settings.pop("model_arguments", {}))
+                target=target_of(model), arguments_json=canonical_json(settings.pop("model_arguments", {}))
             ),
-            data=Component(target=f"user_code_samples.{data}", arguments_json=canonical_json(data_arguments)),
+            data=Component(target=target_of(data), arguments_json=canonical_json(data_arguments)),
             **{"batch_size": 16, "precision": "32", "accelerator": "cpu", **settings},
         ),
     )
@@ -74,6 +80,8 @@ def test_an_ordinary_run_is_recorded_whole(measure: Measure, tmp_path: Path) -> 
     assert effective is not None
     assert (effective.precision, effective.batch_size, effective.accelerator) == ("32-true", 16, "cpu")
     assert (effective.accumulate_grad_batches, effective.num_workers, effective.timer) == (2, 0, "host")
+    assert (effective.num_devices, effective.compile, effective.lightning_package) == (1, None, "lightning.pytorch")
+    assert record.compilation is None
     environment = record.environment
     assert environment is not None
     assert {"python", "torch", "lightning", "stepbench"} <= dict(environment.versions).keys()
@@ -119,6 +127,44 @@ def test_unknown_sample_counts_stay_unknown(measure: Measure) -> None:
     assert record.summary.samples_per_s is None
 
 
+def test_the_users_own_count_of_samples_is_taken(measure: Measure) -> None:
+    record = measure(data="UncountableData", batch_size_fn="user_code_samples.count_opaque")
+    assert record.status is Status.OK, record.reason
+    assert record.summary is not None
+    assert record.summary.num_samples == 8 * 16
+
+
+def test_a_module_of_the_other_lightning_package_is_measured_with_that_one(measure: Measure) -> None:
+    record = measure(model="other_package_samples.OtherModule", data="other_package_samples.OtherData")
+    assert record.status is Status.OK, record.reason
+    assert record.effective is not None
+    assert record.effective.lightning_package == "pytorch_lightning"
+    assert record.summary is not None
+    assert all(phase.step is not None and phase.step.median_s > 0 for phase in record.summary.phases)
+
+
+def test_a_module_that_compiles_a_part_of_itself_says_so(measure: Measure) -> None:
+    record = measure(model="CompilingModule")
+    assert record.status is Status.OK, record.reason
+    assert record.compilation is not None
+    assert record.compilation.num_graphs >= 1
+    assert record.effective is not None
+    assert record.effective.compile is None
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("package", ["", "other_package_samples.Other"])
+def test_a_model_is_compiled_where_asked_for(measure: Measure, package: str) -> None:
+    classes = {"model": f"{package}Module", "data": f"{package}Data"} if package else {}
+    record = measure(compile="default", timeout_s=200.0, **classes)
+    assert record.status is Status.OK, record.reason
+    assert record.effective is not None
+    assert record.effective.compile == "default"
+    assert record.compilation is not None
+    assert record.compilation.num_graphs >= 1
+    assert record.num_parameters == 5
+
+
 @pytest.mark.parametrize(
     ("fault", "status", "wording"),
     [
@@ -146,9 +192,18 @@ def test_a_fault_in_batch_7_keeps_the_batches_before_it(
     assert (record.traceback or "x") in log_path(tmp_path / "cell", 0, 0).read_text()
 
 
-@pytest.mark.parametrize("data", ["OversamplingData", "BatchedItemsData", "TwoLoadersData"])
-def test_loaders_that_reach_the_batch_size_in_their_own_way_are_measured(measure: Measure, data: str) -> None:
-    record = measure(data=data, model="FirstTensorModule")
+@pytest.mark.parametrize(
+    ("data", "batch_size_fn"),
+    [
+        ("OversamplingData", None),
+        ("TwoLoadersData", None),
+        ("BatchedItemsData", "user_code_samples.count_rows"),  # its loader says 1
+    ],
+)
+def test_loaders_that_reach_the_batch_size_in_their_own_way_are_measured(
+    measure: Measure, data: str, batch_size_fn: str | None
+) -> None:
+    record = measure(data=data, model="FirstTensorModule", batch_size_fn=batch_size_fn)
     assert record.status is Status.OK, record.reason
     assert record.effective is not None
     assert record.effective.batch_size == 16
@@ -169,6 +224,33 @@ def test_a_worker_that_vanishes_leaves_a_record_that_names_its_log(
     assert wording in (record.reason or "")
     assert str(log_path(tmp_path / "cell", 0, 0)) in (record.reason or "")
     assert measure("next").status is Status.OK
+
+
+def test_workers_do_not_inherit_a_rank_or_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    for name in ("MASTER_PORT", "PL_GLOBAL_SEED", "TORCHELASTIC_RUN_ID", "KEPT_BY_A_TEST"):
+        monkeypatch.setenv(name, "1")
+    kept = worker_environment()
+    assert {name for name in os.environ if name not in kept} == {
+        *("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"),
+        *("MASTER_PORT", "PL_GLOBAL_SEED", "TORCHELASTIC_RUN_ID"),
+    }
+    assert kept["KEPT_BY_A_TEST"] == "1"
+
+
+@pytest.mark.skipif(not can_fork(), reason="workers cannot be forked here")
+def test_the_warm_server_is_no_rank_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    own = ForkLauncher()
+    own.start()
+    try:
+        assert own._server is not None
+        variables = Path(f"/proc/{own._server.pid}/environ").read_bytes().split(bytes(1))
+        assert b"LOCAL_RANK=1" not in variables
+        assert len(variables) > 3
+    finally:
+        own.close()
 
 
 def launchers() -> list[Any]:
@@ -243,6 +325,11 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
             "batch_size=16 did not reach the data loader, whose batches hold 3 samples",
         ),
         (
+            {"data": "BatchedItemsData", "model": "FirstTensorModule"},
+            Status.ERROR,
+            "if it hands out whole batches as items, name a function that counts their samples: batch_size_fn",
+        ),
+        (
             {"data_arguments": {"num_items": 10}},
             Status.ERROR,
             "the data set has 10 samples, fewer than one batch",
@@ -259,6 +346,34 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
         ),
         ({"model": "not_a_module"}, Status.ERROR, "model._target_ must name a lightning LightningModule"),
         ({"data": "not_a_module"}, Status.ERROR, "data._target_ must name a lightning LightningDataModule"),
+        (
+            {"data": "other_package_samples.OtherData"},
+            Status.ERROR,
+            "model and data must be built on the same Lightning package, but user_code_samples.TinyModule is a "
+            "LightningModule of lightning.pytorch and other_package_samples.OtherData a LightningDataModule of "
+            "pytorch_lightning",
+        ),
+        ({"strategy": "abacus"}, Status.ERROR, "Lightning has no strategy=abacus; strategies: ddp, "),
+        (
+            {"strategy": "fsdp"},
+            Status.UNSUPPORTED,
+            "precision 32 on cpu with strategy=fsdp: The strategy `fsdp` requires",
+        ),
+        (
+            {"batch_size_fn": "user_code_samples.count_row"},
+            Status.ERROR,
+            "batch_size_fn: user_code_samples.count_row: user_code_samples has no count_row; did you mean count_rows?",
+        ),
+        (
+            {"batch_size_fn": "user_code_samples.NOT_A_FUNCTION"},
+            Status.ERROR,
+            "batch_size_fn must name a function, got user_code_samples.NOT_A_FUNCTION whose type is int",
+        ),
+        (
+            {"batch_size_fn": "user_code_samples.count_in_words"},
+            Status.ERROR,
+            "batch_size_fn must return a whole number of samples or None, got 'sixteen'",
+        ),
         ({"model_arguments": {"depth": 3}}, Status.ERROR, "unexpected keyword argument 'depth'"),
     ],
 )

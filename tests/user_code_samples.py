@@ -124,6 +124,24 @@ FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
+class OneRankModule(TinyModule):
+    """Has its fault, or takes its time, in one of several ranks only; a fault before batch 0 comes as it is built."""
+
+    def __init__(self, rank: int = 1, fault: str | None = None, at: int = 7, sleep_s: float = 0.0) -> None:
+        is_this_rank = int(os.environ.get("LOCAL_RANK", 0)) == rank
+        super().__init__(fault=fault if is_this_rank else None, at=at, sleep_s=sleep_s if is_this_rank else 0.0)
+        if self.fault is not None and at < 0:
+            FAULTS[self.fault]()
+
+
+class CompilingModule(TinyModule):
+    """Compiles a part of itself, with a compiler that needs no C++ and is done in a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.compile(self.layer, backend="aot_eager")  # type: ignore[assignment]
+
+
 class TinyData(pl.LightningDataModule):
     def __init__(self, batch_size: int, num_items: int = 512, num_workers: int = 0) -> None:
         super().__init__()
@@ -134,6 +152,21 @@ class TinyData(pl.LightningDataModule):
     def train_dataloader(self) -> Any:
         dataset = TensorDataset(torch.ones(self.num_items, 4))
         return DataLoader(dataset, batch_size=self.batch_size, num_workers=self.num_workers)
+
+
+def count_rows(batch: Any) -> int:
+    return len(batch[0])
+
+
+def count_opaque(batch: Any) -> int:
+    return len(batch.values)
+
+
+def count_in_words(batch: Any) -> str:
+    return "sixteen"
+
+
+NOT_A_FUNCTION = 3
 
 
 class DeafData(TinyData):
