@@ -172,6 +172,11 @@ class PhaseTimer:
         return self._compilations.result()
 
     @property
+    def sampling(self) -> Sampling:
+        """Which steps are timed by phase, once training has started."""
+        return self._blocks
+
+    @property
     def num_forced_waits(self) -> int:
         """How often the host had to wait for the device because too many of its events were under way."""
         return 0 if self._timeline is None else self._timeline.num_forced_waits

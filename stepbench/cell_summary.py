@@ -111,7 +111,7 @@ def _numbers(cell: Cell) -> dict[str, Any]:
             "num_skipped_steps": row["num_skipped_steps"],
         },
         "warmup": {"num_batches": row["num_warmup_batches"], "seconds": row["warmup_s"]},
-        **_timer(row),
+        **_timer(row, cell.ok_records),
         **_compilation(row, cell.ok_records),
         **_ranks(summaries[-1]),
     }
@@ -144,12 +144,14 @@ def _device_view(row: Mapping[str, Any], summaries: Sequence[RunSummary]) -> dic
     return {"host_phases": _phases([summary.host_phases for summary in summaries]), "exposed": exposed}
 
 
-def _timer(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What timing by phase cost, where block sampling left out some steps."""
-    if row["num_sampled_steps"] is None:
-        return {}
-    slowdown_fraction, num_sampled_steps = row["timer_slowdown_fraction"], row["num_sampled_steps"]
-    return {"timer": {"slowdown_fraction": slowdown_fraction, "num_sampled_steps": num_sampled_steps}}
+def _timer(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
+    """What timing by phase cost, where block sampling left out some steps, and where the timer had to wait."""
+    timer = _known(
+        slowdown_fraction=row["timer_slowdown_fraction"],
+        num_sampled_steps=row["num_sampled_steps"],
+        num_forced_waits=sum(record.num_forced_waits for record in records) or None,
+    )
+    return {"timer": timer} if timer else {}
 
 
 def _compilation(row: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from stepbench import device, environment
 from stepbench.callback import PhaseTimer
-from stepbench.record import BatchTiming, EffectiveSettings, Environment
+from stepbench.record import BatchTiming, EffectiveSettings, Environment, Sampling
 from stepbench.samples import own_batch_size
 
 
@@ -41,8 +41,14 @@ def effective_settings(
         float32_matmul_precision=torch.get_float32_matmul_precision(),
         compile=compile_mode,
         timer=None if timer is None else timer.timer_kind,
+        sampling=None if timer is None else _sampling_text(timer.sampling),
         lightning_package=None if timer is None else timer.package.name,
     )
+
+
+def _sampling_text(sampling: Sampling) -> str | None:
+    is_every_step = sampling.timed_steps == sampling.period_steps
+    return None if is_every_step else f"{sampling.timed_steps}/{sampling.period_steps}"
 
 
 def largest_batch(rows: Sequence[BatchTiming]) -> int | None:

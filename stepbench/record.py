@@ -276,7 +276,10 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectiveSettings:
-    """What really ran, to be shown wherever it differs from what the spec asked for. None is unknown."""
+    """What really ran, to be shown wherever it differs from what the spec asked for. None is unknown.
+
+    `sampling` is `N/M`, N steps in every M timed by phase; None where all of them were.
+    """
 
     precision: str | None = None
     batch_size: int | None = None
@@ -292,6 +295,7 @@ class EffectiveSettings:
     float32_matmul_precision: str | None = None
     compile: str | None = None
     timer: str | None = None
+    sampling: str | None = None
     lightning_package: str | None = None
 
 
@@ -357,7 +361,10 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run: what was asked, what ran, what happened, and its own summary. A cell always leaves one."""
+    """One run: what was asked, what ran, what happened, and its own summary. A cell always leaves one.
+
+    `num_forced_waits` is how often the timer had to wait for a device that was too far behind.
+    """
 
     request: RunRequest
     spec_hash: str
@@ -370,6 +377,7 @@ class RunRecord:
     environment: Environment | None = None
     start_up: StartUp | None = None
     compilation: Compilation | None = None
+    num_forced_waits: int = 0
     summary: RunSummary | None = None
     rank: int = 0
     peak_host_memory_bytes: int | None = None

@@ -159,6 +159,7 @@ class StepTimer(PhaseTimer):
                 first_batch_s=None if first_ns is None else (first_ns - self._fit_started_ns) / NS_PER_S,
             ),
             compilation=self.compilation,
+            num_forced_waits=self.num_forced_waits,
             summary=summary,
             **facts.peak_memory(trainer),
             **facts.count_parameters(pl_module),

@@ -116,6 +116,7 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
         environment=facts.environment_at_end(run.environment, has_trained=run.timer is not None),
         start_up=_start_up(run, worker_start),
         compilation=None if run.timer is None else run.timer.compilation,
+        num_forced_waits=0 if run.timer is None else run.timer.num_forced_waits,
         summary=summary,
         rank=run.rank,
         **facts.peak_memory(run.trainer),

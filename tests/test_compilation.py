@@ -69,6 +69,7 @@ def test_a_run_without_a_compiler_has_no_compilation() -> None:
     assert not any(row.compiled for row in rows)
 
 
+@pytest.mark.full
 def test_a_compiled_optimizer_is_timed() -> None:
     class CompiledStepModule(CompiledModule):
         def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -59,6 +59,7 @@ def test_the_wheel_s_console_scripts_are_there(wheel_site: Path) -> None:
     assert "stepbench-aggregate = stepbench.aggregate:main" in text
 
 
+@pytest.mark.full
 def test_a_bare_checkout_finds_its_configuration(tmp_path: Path) -> None:
     conf = tiny_group(tmp_path / "my_conf")
     arguments = ["--config-dir", str(conf), "model=tiny", "data=tiny", "precision=16,32", "-m", "plots=false", *FAST]

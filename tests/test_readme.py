@@ -102,6 +102,7 @@ def test_the_script_of_the_readme_is_short_and_runs(tmp_path: Path) -> None:
     assert {path.name for path in directory.iterdir()} >= set(names)
 
 
+@pytest.mark.full
 def test_the_check_of_a_gpu_says_when_there_is_none(tmp_path: Path) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = ["bash", str(ROOT / "scripts" / "gpu_check.sh")]

@@ -70,7 +70,7 @@ def test_a_script_gets_a_summary_and_the_files_of_a_run(tmp_path: Path, capsys: 
     assert record.request.spec.accumulate_grad_batches == 2
     assert record.request.spec.model.target == f"{__name__}.LitNet"
     assert record.request.spec.model.arguments["hidden"] == 8
-    assert record.effective is not None and record.effective.timer == "host"
+    assert record.effective is not None and (record.effective.timer, record.effective.sampling) == ("host", None)
     assert yaml.safe_load((tmp_path / "timing" / CONFIG_FILE).read_text())["spec"]["batch_size"] == 4
 
 
@@ -138,6 +138,7 @@ def test_sampling_and_counting_are_the_script_s_to_say(tmp_path: Path) -> None:
     assert sum(row.forward_s is not None for row in timer.rows) == 40
     assert {row.num_samples for row in timer.rows} == {8}
     assert timer.record.summary.num_sampled_steps < timer.record.summary.num_steps
+    assert timer.record.effective.sampling == "5/10"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,7 @@ def test_importing_the_package_alone_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.full
 def test_what_draws_is_imported_when_training_is_over(tmp_path: Path) -> None:
     code = (
         "import sys, torch, lightning.pytorch as pl\n"
