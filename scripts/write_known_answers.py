@@ -37,8 +37,7 @@ def numbers(values: Sequence[float | None]) -> str:
 
 
 def table_row(case: KnownAnswer) -> str:
-    lab = case.build()
-    rows = lab.run()
+    _, rows = case.run()
     errors_ms = {phase: error for phase, error in naive_errors_ms(case).items() if phase != "other"}
     phase, error_ms = max(errors_ms.items(), key=lambda item: abs(item[1]))
     share = abs(error_ms) / case.expected_ms[-1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from tempfile import mkdtemp
 from typing import Any
 
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
@@ -19,6 +20,7 @@ from truth_lab import (
     CostlyStream,
     DictModule,
     EndingEarlyModule,
+    GrowingDataModule,
     InfiniteLossModule,
     Lab,
     ManualAccumulationModule,
@@ -28,10 +30,13 @@ from truth_lab import (
     RawAccumulationModule,
     RawBackwardModule,
     SlowCallback,
+    SometimesNoneLoader,
     SometimesNoneModule,
     ThreeClosuresModule,
     TwoOptimizersModule,
 )
+
+from stepbench.record import BatchTiming, Sampling
 
 PLAIN = (4.0, 2.0, 5.0, 6.0, 5.0, 8.0, 30.0)
 """Data, transfer, forward, backward, optimizer, other and the whole batch, in milliseconds per batch."""
@@ -47,6 +52,11 @@ class KnownAnswer:
     num_rows: int = 24
     num_discarded: int = 0
     validation_ms: float = 0.0
+
+    def run(self) -> tuple[Lab, list[BatchTiming]]:
+        """The lab after its run, and its rows; with block sampling those that were timed by phase."""
+        lab = self.build()
+        return lab, [row for row in lab.run() if row.data_s is not None]
 
 
 def lab_with(module: type[CostlyModule], **settings: Any) -> Lab:
@@ -114,6 +124,28 @@ def two_loaders() -> Lab:
 def with_data_module() -> Lab:
     lab = Lab()
     lab.loader = CostlyDataModule(lab.clock)
+    return lab
+
+
+def batches_of_none() -> Lab:
+    lab = Lab()
+    lab.loader = SometimesNoneLoader(CostlyItems(lab.clock, 96), batch_size=ITEMS_PER_BATCH)
+    return lab
+
+
+def finding_a_learning_rate() -> Lab:
+    lab = Lab(default_root_dir=mkdtemp())
+    lab.module.scheduler = False  # the finder's checkpoint cannot hold a scripted clock
+    lab.module.lr = 1e-4
+    lab.further_callbacks = [LearningRateFinder(num_training_steps=5)]
+    return lab
+
+
+def finding_a_batch_size() -> Lab:
+    lab = Lab(default_root_dir=mkdtemp())
+    lab.module.scheduler = False
+    lab.loader = GrowingDataModule(lab.clock)
+    lab.further_callbacks = [BatchSizeFinder(init_val=4, max_trials=3, steps_per_trial=1)]
     return lab
 
 
@@ -269,5 +301,29 @@ KNOWN_ANSWERS = (
         expected_ms=PLAIN,
         num_rows=20,
         num_discarded=4,
+    ),
+    KnownAnswer(
+        name="None in place of every second batch",
+        build=batches_of_none,
+        # A batch of None is asked for, transferred and ended: of other the hook after the transfer, two hooks at the
+        # end, the scheduler and the logger, 4 ms.
+        expected_ms=(4, 2, 2.5, 3, 2.5, 6, 20),
+    ),
+    KnownAnswer(
+        name="learning-rate finder before",
+        build=finding_a_learning_rate,
+        expected_ms=(4, 2, 5, 6, 5, 7, 29),
+    ),
+    KnownAnswer(
+        name="batch-size finder before, finds 16",
+        build=finding_a_batch_size,
+        expected_ms=(16, 2, 5, 6, 5, 7, 41),
+        num_rows=6,
+    ),
+    KnownAnswer(
+        name="block sampling, 5 steps in every 20",
+        build=lambda: Lab(num_items=400, sampling=Sampling(timed_steps=5, period_steps=20)),
+        expected_ms=PLAIN,
+        num_rows=25,
     ),
 )

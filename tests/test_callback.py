@@ -16,14 +16,13 @@ from known_answers import (
     PLAIN,
     InfiniteLossModule,
     KnownAnswer,
+    finding_a_batch_size,
     lab_with,
     scaled,
     scheduled_accumulation,
     validating,
 )
 from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    LearningRateFinder,
     ModelCheckpoint,
     RichProgressBar,
     TQDMProgressBar,
@@ -34,7 +33,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from truth_lab import (
     CostlyItems,
     EverySecondStepModule,
-    GrowingDataModule,
     Lab,
     ManualAccumulationModule,
     OwnCallbacksModule,
@@ -63,8 +61,7 @@ def assert_phases_sum_to_wall(rows: list[BatchTiming]) -> None:
 
 @pytest.mark.parametrize("case", KNOWN_ANSWERS, ids=lambda case: case.name)
 def test_known_answers_are_exact(case: KnownAnswer) -> None:
-    lab = case.build()
-    rows = lab.run()
+    lab, rows = case.run()
     assert phase_milliseconds(rows) == case.expected_ms
     assert mean_milliseconds(rows, "validation") == case.validation_ms
     assert len(rows) == case.num_rows
@@ -323,8 +320,7 @@ def test_folding_in_the_middle_of_an_epoch_changes_no_answer(
     case: KnownAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callback, "MAX_MARKS", 2)
-    lab = case.build()
-    rows = lab.run()
+    lab, rows = case.run()
     assert phase_milliseconds(rows) == case.expected_ms
     assert (len(rows), lab.timer.num_discarded) == (case.num_rows, case.num_discarded)
 
@@ -342,23 +338,8 @@ def test_what_is_noted_in_a_long_epoch_stays_small() -> None:
     assert max(lengths) < callback.MAX_MARKS + 300
 
 
-def test_a_learning_rate_finder_s_own_steps_are_not_timed(tmp_path: Path) -> None:
-    lab = Lab(default_root_dir=tmp_path)
-    lab.module.scheduler = False
-    lab.module.lr = 1e-4
-    lab.further_callbacks = [LearningRateFinder(num_training_steps=5)]
-    assert phase_milliseconds(lab.run()) == (4, 2, 5, 6, 5, 7, 29)
-    assert len(lab.timer.rows) == 24
-
-
-def test_a_batch_size_finder_s_own_steps_are_not_timed(tmp_path: Path) -> None:
-    lab = Lab(default_root_dir=tmp_path)
-    lab.module.scheduler = False
-    lab.loader = GrowingDataModule(lab.clock)
-    lab.further_callbacks = [BatchSizeFinder(init_val=4, max_trials=3, steps_per_trial=1)]
-    rows = lab.run()
-    assert phase_milliseconds(rows) == (16, 2, 5, 6, 5, 7, 41)
-    assert [row.num_samples for row in rows] == [16] * 6
+def test_batches_are_counted_as_the_batch_size_finder_left_them() -> None:
+    assert [row.num_samples for row in finding_a_batch_size().run()] == [16] * 6
 
 
 @pytest.mark.parametrize("kind", [{"fused": True}, {"foreach": True}])
