@@ -1,34 +1,29 @@
 """The timing callback: Lightning's hooks, profiler actions and torch's optimizer hooks become marks.
 
 Hooks alone cannot see the wait for a batch, the transfer or the end of an optimizer's closure. So while training runs,
-`trainer.profiler` is a tap that forwards to the user's own profiler and marks the actions that bound a phase. The names
-of those actions are visible output of Lightning rather than a documented contract; a test pins them.
+`trainer.profiler` is a tap that forwards to the user's own profiler and marks the actions that bound a phase.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
-from stepbench.clock import EVENT_DEVICES, Clock, make_clock, resolve_timer
+from stepbench.clock import EVENT_DEVICES, Clock, HostClock, make_clock, resolve_timer
 from stepbench.compilation import CompilationWatch
 from stepbench.device_timeline import DeviceTimeline
-from stepbench.lightning_package import LightningPackage
+from stepbench.lightning_package import LightningPackage, load_package
+from stepbench.profiler_tap import NESTED_PHASE_MARKS, PHASE_MARKS, RESIDUAL_PHASE_MARKS, make_tap
 from stepbench.record import BatchTiming, Compilation, Sampling
-from stepbench.samples import SampleCounter, loader_batch_size
+from stepbench.samples import SampleCounter, flatten_loaders, own_batch_size
 from stepbench.timing import ConfirmedBatch, Mark, PhaseAccountant
 
-FETCH_ACTION = "train_dataloader_next"
-EPOCH_ACTION = "run_training_epoch"
-
-MAX_MARKS = 2 * 2048
+MAX_NOTED = 2 * 2048
 """Numbers noted at most before they are folded, between two batches: a hundred batches' worth or so."""
 
 EVERY_STEP = Sampling(timed_steps=1, period_steps=1)
@@ -36,47 +31,6 @@ HALF_OF_THE_STEPS = Sampling(timed_steps=10, period_steps=20)
 
 DEFAULT_SAMPLING = {"host": EVERY_STEP, "events": EVERY_STEP, "sync": HALF_OF_THE_STEPS}
 """By timer. Synchronizing slows the step; the steps that it leaves out tell by how much."""
-
-VALIDATION_HOOKS = frozenset(
-    {"on_validation_model_zero_grad", "on_validation_model_eval", "on_validation_start", "val_dataloader"}
-)
-"""Whichever of these comes first after a batch opens its validation."""
-
-Marks = tuple[Mark | None, Mark | None]
-"""The mark at the start of an action and the one at its end."""
-
-PHASE_MARKS: dict[tuple[str, str], Marks] = {
-    ("LightningModule", "transfer_batch_to_device"): (Mark.ENTER_TRANSFER, Mark.EXIT),
-    ("LightningDataModule", "transfer_batch_to_device"): (Mark.ENTER_TRANSFER, Mark.EXIT),
-    ("Strategy", "training_step"): (Mark.ENTER_FORWARD, Mark.EXIT),
-    ("LightningModule", "on_before_backward"): (None, Mark.ENTER_BACKWARD),
-    ("LightningModule", "on_after_backward"): (Mark.EXIT_BACKWARD, None),
-    ("Callback", "on_after_backward"): (Mark.EXIT_BACKWARD, None),
-    ("LightningModule", "optimizer_zero_grad"): (Mark.ENTER_OPTIMIZER, Mark.EXIT),
-    ("LightningModule", "configure_gradient_clipping"): (Mark.ENTER_OPTIMIZER, Mark.EXIT),
-    ("LightningModule", "optimizer_step"): (Mark.STEP_CALLED, Mark.EXIT),
-}
-"""What an action marks, by the owner and the hook that its name gives: `[LightningModule]LitNet.optimizer_step`."""
-
-NESTED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
-    **PHASE_MARKS,
-    ("LightningModule", "on_before_zero_grad"): (Mark.ENTER_OTHER, Mark.EXIT),
-    ("Callback", "on_before_zero_grad"): (Mark.ENTER_OTHER, Mark.EXIT),
-    ("LightningModule", "on_before_optimizer_step"): (Mark.ENTER_OTHER, Mark.EXIT),
-    ("Callback", "on_before_optimizer_step"): (Mark.ENTER_OTHER, Mark.EXIT),
-    ("Callback", "on_before_backward"): (Mark.ENTER_OTHER, Mark.EXIT),
-    ("LightningModule", "on_before_backward"): (Mark.ENTER_OTHER, Mark.ENTER_BACKWARD),
-    ("LightningModule", "on_after_backward"): (Mark.EXIT_BACKWARD, Mark.EXIT),
-}
-"""The same where hooks run inside a phase and have to be told apart from it: inside `training_step` with manual
-optimization, inside the optimizer's phase with a gradient scaler."""
-
-SCALED_PHASE_MARKS: dict[tuple[str, str], Marks] = {
-    **NESTED_PHASE_MARKS,
-    ("LightningModule", "optimizer_step"): (Mark.SCALED_STEP_CALLED, Mark.EXIT),
-}
-"""With a gradient scaler all of the optimizer step that is no other phase is the scaler's work: unscaling, its check
-for infinite gradients and its update."""
 
 
 class StopRule(Protocol):
@@ -126,39 +80,54 @@ class PhaseTimer:
     ) -> None:
         self._timer = timer
         self._sampling = sampling
-        self._blocks = EVERY_STEP
-        self._clock = clock
+        self._given_clock = clock
         self._stop_rule = stop_rule
-        self._samples = SampleCounter(batch_size_fn)
+        self._batch_size_fn = batch_size_fn
+        self.exception: BaseException | None = None
+        """What ended the last fit, if it was not its end."""
+        self._begin_fit()
+
+    def _begin_fit(self) -> None:
+        """The state of one fit, as it is before its first batch."""
         self._accountant = PhaseAccountant()
+        self._samples = SampleCounter(self._batch_size_fn)
+        self._compilations = CompilationWatch()
         self._marks: list[int] = []
         self._confirmed: deque[ConfirmedBatch] = deque()
         self._hook_handles: list[Any] = []
-        self._users_profiler: Any = None
+        self._tap: Any = None
         self._timeline: DeviceTimeline | None = None
-        self._stamp: Callable[[], int]
-        self._stamp_boundary: Callable[[], int]
+        self._clock: Clock = HostClock()
+        self._stamp: Callable[[], int] = HostClock.now
+        self._stamp_boundary: Callable[[], int] = HostClock.now
         """The time of a mark in a step that is timed as a whole: what is not to be slowed is not synchronized."""
-        self._compilations = CompilationWatch()
+        self._blocks = EVERY_STEP
         self._epoch = 0
         self._batch = 0
+        self._num_samples: int | None = None
         self._took_step = False
         self._trainer_counts_steps = True
+        self._is_manual = False
         self._scales_gradients = False
         self._global_step = 0
         self._num_steps = 0
         self._is_between_steps = True
         self._is_sampled = True
-        self._enter_closure = Mark.ENTER_OTHER
-        self._num_samples: int | None = None
+        self.on_train_batch_end = None
         self.timer_kind: str | None = None
         """The timer that runs, `host`, `sync` or `events`; None before training has started."""
         self.first_batch_end_ns: int | None = None
-        self.exception: BaseException | None = None
+        self.profiler_was_replaced = False
+        """Whether other code has put a profiler of its own in the place of the tap, so that nothing more was seen."""
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles are rebuilt by name: the class is made for a Lightning package and stands in no module."""
+        base = next(base for base in type(self).__mro__ if "package" not in base.__dict__)
+        return _rebuild, (self.package.name, base), self.__dict__.copy()
 
     @property
     def rows(self) -> list[BatchTiming]:
-        """The batches timed so far, complete once training has ended."""
+        """The batches of the last fit, complete once it has ended."""
         return list(self._accountant.table)
 
     @property
@@ -181,42 +150,40 @@ class PhaseTimer:
         """How often the host had to wait for the device because too many of its events were under way."""
         return 0 if self._timeline is None else self._timeline.num_forced_waits
 
+    def why_nothing_was_timed(self) -> str:
+        """The reason, to be told where there are no rows."""
+        if self.profiler_was_replaced:
+            return "other code has put a profiler of its own in the place of the timer's (trainer.profiler)"
+        if self.num_discarded:
+            return f"none of {self.num_discarded} requests for a batch led to a batch that could be timed"
+        return "no optimizer step was completed" if self.rows else "the data loader gave no batches"
+
     # ---- Lightning's hooks ----
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Put the tap before the user's profiler and a watch on the compiler."""
         self._check_package(trainer)
+        self._begin_fit()
+        self.exception = None
         clock = self._choose_clock(trainer.strategy.root_device)
-        self._marks.clear()
-        self._confirmed.clear()
-        self._accountant.start_run()
-        self._users_profiler = trainer.profiler
-        is_manual = not pl_module.automatic_optimization
-        scales_gradients = getattr(trainer.precision_plugin, "scaler", None) is not None
-        phase_marks = NESTED_PHASE_MARKS if is_manual else SCALED_PHASE_MARKS if scales_gradients else PHASE_MARKS
-        self._enter_closure = Mark.ENTER_FORWARD if is_manual else Mark.ENTER_OTHER
-        self._accountant.may_hide_backward = is_manual
-        self._tap = trainer.profiler = _make_tap(
-            self.package,
-            self._users_profiler,
-            self._marks,
-            self._stamp,
-            self._stamp_boundary,
-            self._request_batch,
-            {
-                ("LightningModule", "on_train_batch_end"): lambda: self._end_batch(trainer),
-                ("", EPOCH_ACTION): self._end_epoch,
-            },
-            phase_marks,
-        )
-        self._trainer_counts_steps = True  # until an optimizer's hook has been called
-        self._scales_gradients = scales_gradients
-        self._global_step = trainer.global_step
-        self._num_steps, self._is_between_steps, self._is_sampled = 0, True, True
+        self._is_manual = not pl_module.automatic_optimization
+        self._scales_gradients = getattr(trainer.precision_plugin, "scaler", None) is not None
+        self._accountant.may_hide_backward = self._is_manual
         if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
             self._accountant.fetches_inside_step = True
             self._blocks = EVERY_STEP  # its requests for a batch are no boundaries at which to change over
             self.on_train_batch_end = self._count_fetched_samples
+        self._tap = trainer.profiler = make_tap(
+            self.package,
+            trainer.profiler,
+            marks=self._marks,
+            stamp=self._stamp,
+            stamp_boundary=self._stamp_boundary,
+            phase_marks=PHASE_MARKS,
+            request_batch=self._request_batch,
+            end_batch=lambda: self._end_batch(trainer),
+            end_epoch=self._end_epoch,
+        )
         self._compilations.start()
         if self._stop_rule is not None:
             self._stop_rule.start(clock.now())
@@ -231,11 +198,10 @@ class PhaseTimer:
 
     def _choose_clock(self, device: torch.device) -> Clock:
         """Resolve the timer, and with it how a mark gets its time."""
-        if self.timer_kind is None:
-            # A clock that was given stands for whatever device the timer is said to be for.
-            device_type = device.type if self._clock is None else EVENT_DEVICES[0]
-            self.timer_kind = resolve_timer(self._timer, device_type)
-        clock = self._clock = self._clock or make_clock(self.timer_kind, device)
+        # A clock that was given stands for whatever device the timer is said to be for.
+        device_type = device.type if self._given_clock is None else EVENT_DEVICES[0]
+        self.timer_kind = resolve_timer(self._timer, device_type)
+        clock = self._clock = self._given_clock or make_clock(self.timer_kind, device)
         self._blocks = self._sampling or DEFAULT_SAMPLING[self.timer_kind]
         self._stamp = self._stamp_boundary = clock.now
         if self.timer_kind == "sync":
@@ -246,15 +212,20 @@ class PhaseTimer:
         return clock
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note the epoch's number and its loader's batch size; put hooks on every optimizer."""
+        """Note the epoch's number and its loader's batch size; put hooks on every optimizer, which may be new ones."""
         self._epoch = trainer.current_epoch
         self._batch = 0
-        self._samples.loader_batch_size = loader_batch_size(trainer.train_dataloader)
-        if not self._hook_handles:  # not earlier: the user's own `on_train_start` may replace the optimizers
-            for optimizer in trainer.optimizers:
-                if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # a wrapper may never have called its base class
-                    self._hook_handles.append(optimizer.register_step_pre_hook(self._before_step))
-                    self._hook_handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._samples.expect(next(map(own_batch_size, flatten_loaders(trainer.train_dataloader)), None))
+        self._remove_hooks()
+        for optimizer in trainer.optimizers:
+            if _has_hooks(optimizer):
+                self._hook_handles.append(optimizer.register_step_pre_hook(self._before_step))
+                self._hook_handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._trainer_counts_steps = True  # until an optimizer's hook has been called
+        self._global_step = trainer.global_step
+        takes_residual = self._scales_gradients or not all(map(_has_hooks, trainer.optimizers))
+        nested_marks = NESTED_PHASE_MARKS if self._is_manual else PHASE_MARKS
+        self._tap.phase_marks = RESIDUAL_PHASE_MARKS if takes_residual else nested_marks
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Stop a run whose epochs are empty: its rule, which counts batches, would never end it."""
@@ -273,19 +244,32 @@ class PhaseTimer:
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Drop the batch that was under way and put everything back; the batches before it are kept."""
         self.exception = exception
-        if self._users_profiler is not None:
-            self._marks += (Mark.ABORT, self._stamp_boundary())
-            self._restore(trainer)
+        if self._tap is not None:
+            self._restore(trainer, has_failed=True)
 
-    def _restore(self, trainer: Any) -> None:
-        if self._users_profiler is not None:
-            trainer.profiler = self._users_profiler
-            self._users_profiler = None
+    def _restore(self, trainer: Any, *, has_failed: bool = False) -> None:
+        """Put everything back, and only then fold what is left: a device that has failed can no longer be asked."""
+        if self._tap is None:
+            return
+        self.profiler_was_replaced = not self._tap.remove(trainer)
+        self._tap = None  # it knows the trainer, which is not to be kept for the timer's sake
+        self._remove_hooks()
+        self._compilations.stop()
+        self._stamp = self._stamp_boundary = HostClock.now
+        if not has_failed:
+            self._fold(is_last=True)
+            return
+        self._marks += (Mark.ABORT, self._clock.now())
+        try:
+            self._fold(is_last=True)
+        except Exception:  # the device has failed as well: what it had yet to say is lost, the host's times are not
+            self._timeline = None
+            self._fold(is_last=True)
+
+    def _remove_hooks(self) -> None:
         for handle in self._hook_handles:
             handle.remove()
         self._hook_handles.clear()
-        self._compilations.stop()
-        self._fold(wait=True)
 
     def _count_fetched_samples(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Where the training step asks for its batches itself, only the hook at the end knows the batch."""
@@ -307,11 +291,14 @@ class PhaseTimer:
             return (args[0], self._time_closure(args[1]), *args[2:]), kwargs
         return None
 
-    def _time_closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def timed_closure() -> Any:
-            self._marks += (self._enter_closure, self._stamp())
+    def _time_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        enter = Mark.ENTER_FORWARD if self._is_manual else Mark.ENTER_OTHER
+
+        @functools.wraps(closure)
+        def timed_closure(*args: Any, **kwargs: Any) -> Any:
+            self._marks += (enter, self._stamp())
             try:
-                return closure()
+                return closure(*args, **kwargs)
             finally:
                 self._marks += (Mark.EXIT, self._stamp())
 
@@ -337,7 +324,7 @@ class PhaseTimer:
                 stamp = self._stamp  # so that what the device has yet to do counts to the steps that gave it to do
         if self._is_sampled:
             stamp = self._stamp
-        if len(self._marks) >= MAX_MARKS and not self._accountant.fetches_inside_step:
+        if len(self._marks) >= MAX_NOTED and not self._accountant.fetches_inside_step:
             self._marks += (Mark.PAUSE, self._stamp())
             self._fold()
         self._marks += (Mark.FETCH if self._is_sampled else Mark.FETCH_WHOLE, stamp())
@@ -348,8 +335,9 @@ class PhaseTimer:
         Called when the module's own hook has returned: as good a place as a hook of ours, which costs several
         microseconds more.
         """
+        if self not in trainer.callbacks:  # a fit inside the fit, as of a finder, whose batches are not the training's
+            return
         now = self._stamp() if self._is_sampled else self._stamp_boundary()
-        self._marks += (Mark.BATCH_DONE, now)
         took_step, self._took_step = self._took_step, False
         completes_step, skipped = took_step, False
         if self._trainer_counts_steps:
@@ -359,6 +347,7 @@ class PhaseTimer:
         self._confirmed.append(
             ConfirmedBatch(self._epoch, self._batch, self._num_samples, completes_step, skipped, compiled)
         )
+        self._marks += (Mark.BATCH_DONE, now)  # behind what it confirms: an interrupt may come between the two
         self._batch, self._num_samples = self._batch + 1, None  # for a batch of None, which does not start
         self._num_steps += completes_step
         self._is_between_steps = completes_step
@@ -368,20 +357,29 @@ class PhaseTimer:
             now, completes_step=completes_step, took_step=completes_step and not skipped, compiled=compiled
         ):
             trainer.should_stop = True
+        if self._accountant.fetches_inside_step and len(self._marks) >= MAX_NOTED:
+            self._fold()  # here, for lack of a better place
 
     def _end_epoch(self) -> None:
         self._marks += (Mark.EPOCH_END, self._stamp())
         self._fold()
 
-    def _fold(self, *, wait: bool = False) -> None:
-        """Fold the marks noted so far; on a device's timeline those that the device has come to."""
-        if self._timeline is None:
-            self._accountant.fold(self._marks, self._confirmed)
-            self._marks.clear()
-            return
-        stamps = self._timeline.read(wait=wait)
-        self._accountant.fold(self._marks[: 2 * len(stamps)], self._confirmed, stamps)
-        del self._marks[: 2 * len(stamps)]
+    def _fold(self, *, is_last: bool = False) -> None:
+        """Fold the marks noted so far; on a device's timeline those that it has come to, at last all of them."""
+        num_marks, stamps = len(self._marks) // 2, None
+        if self._timeline is not None:
+            stamps = self._timeline.read(wait=is_last)[:num_marks]
+            if is_last:
+                stamps += [None] * (num_marks - len(stamps))
+            num_marks = len(stamps)
+        marks = self._marks[: 2 * num_marks]
+        del self._marks[: 2 * num_marks]  # before they are folded: an interrupt must not have them folded twice
+        self._accountant.fold(marks, self._confirmed, stamps)
+
+
+def _has_hooks(optimizer: object) -> bool:
+    """Whether an optimizer takes step hooks: a wrapper may never have called its base class's constructor."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def _synchronizing(clock: Clock) -> Callable[[], int]:
@@ -406,181 +404,15 @@ def _recording(timeline: DeviceTimeline, clock: Clock) -> Callable[[], int]:
 
 def make_phase_timer(package: LightningPackage, **settings: Any) -> Any:
     """A `PhaseTimer` with these settings that is a callback of this Lightning package."""
-    return phase_timer_class(package)(**settings)
+    return phase_timer_class(package, PhaseTimer)(**settings)  # type: ignore[arg-type]
 
 
 @functools.cache
-def phase_timer_class(package: LightningPackage, base: type[PhaseTimer] = PhaseTimer) -> type[Any]:
+def phase_timer_class(package: LightningPackage, base: type[PhaseTimer]) -> type[Any]:
     """`PhaseTimer`, or a class built on it, as a callback of this Lightning package."""
     return type(base.__name__, (base, package.root.Callback), {"package": package, "__doc__": base.__doc__})
 
 
-class _PhaseContext:
-    """Marks the entry and the end of one action. Holds no state of a use, so one object serves all of them."""
-
-    __slots__ = ("_enter", "_exit", "_marks", "_stamp")
-
-    def __init__(self, marks: list[int], stamp: Callable[[], int], enter: Mark | None, exit_: Mark | None) -> None:
-        self._marks = marks
-        self._stamp = stamp
-        self._enter = enter
-        self._exit = exit_
-
-    def __enter__(self) -> None:
-        if self._enter is not None:
-            self._marks += (self._enter, self._stamp())
-
-    def __exit__(self, *exception: object) -> None:
-        if self._exit is not None:
-            self._marks += (self._exit, self._stamp())
-
-
-class _WrappedContext:
-    """A user's profiler around the marks of the same action, so that its cost stays outside the phase."""
-
-    __slots__ = ("_marking", "_users")
-
-    def __init__(self, users: AbstractContextManager[Any], marking: AbstractContextManager[None]) -> None:
-        self._users = users
-        self._marking = marking
-
-    def __enter__(self) -> Any:
-        result = self._users.__enter__()
-        self._marking.__enter__()
-        return result
-
-    def __exit__(self, *exception: object) -> bool | None:
-        self._marking.__exit__(*exception)  # type: ignore[arg-type]
-        return self._users.__exit__(*exception)  # type: ignore[arg-type]
-
-
-class _CallingContext:
-    """Calls a function at the end of an action, unless an exception ended it."""
-
-    __slots__ = ("_at_end",)
-
-    def __init__(self, at_end: Callable[[], None]) -> None:
-        self._at_end = at_end
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *exception: object) -> None:
-        if exception[0] is None:
-            self._at_end()
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-class _Tap:
-    """Stands before the user's profiler while training runs: marks what bounds a phase and forwards everything.
-
-    But for `setup` and `teardown`: they happen outside training, and a profiler tears itself down when it is deleted.
-    In steps that are not sampled only the ends of batches and epochs and the start of validation are marked.
-    """
-
-    def __init__(
-        self,
-        users_profiler: Any,
-        user_has_none: bool,
-        marks: list[int],
-        stamp: Callable[[], int],
-        stamp_boundary: Callable[[], int],
-        request_batch: Callable[[], None],
-        at_end: Mapping[tuple[str, str], Callable[[], None]],
-        phase_marks: Mapping[tuple[str, str], Marks],
-    ) -> None:
-        super().__init__(dirpath=users_profiler.dirpath, filename=users_profiler.filename)  # type: ignore[call-arg]
-        self._users = users_profiler
-        self._user_has_none = user_has_none
-        self._marks = marks
-        self._stamp = stamp
-        self._stamp_boundary = stamp_boundary
-        self._request_batch = request_batch
-        self._at_end = at_end
-        self._phase_marks = phase_marks
-        self._contexts_by_sampling: dict[bool, dict[str, AbstractContextManager[None]]] = {True: {}, False: {}}
-        self.is_sampled = True
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the present step is timed by phase."""
-        return self._is_sampled
-
-    @is_sampled.setter
-    def is_sampled(self, is_sampled: bool) -> None:
-        self._is_sampled = is_sampled
-        self._contexts = self._contexts_by_sampling[is_sampled]
-
-    def profile(self, action_name: str) -> AbstractContextManager[Any]:
-        """The context of an action: a marking one where it bounds a phase, and the user's profiler's own around it.
-
-        Where the user has no profiler, an action that bounds nothing has an empty context instead of the one that
-        Lightning's stand-in for a profiler makes each time: what is saved makes up for a part of what marking costs.
-        """
-        try:
-            marking = self._contexts[action_name]
-        except KeyError:
-            marking = self._contexts[action_name] = self._classify(action_name)
-        if self._user_has_none:
-            return marking
-        if marking is _NOTHING:
-            return self._users.profile(action_name)  # type: ignore[no-any-return]
-        return _WrappedContext(self._users.profile(action_name), marking)
-
-    def _classify(self, action_name: str) -> AbstractContextManager[None]:
-        at_end = self._at_end.get(owner_and_hook(action_name))
-        if at_end is not None:
-            return _CallingContext(at_end)
-        enter, exit_ = action_marks(action_name, self._phase_marks)
-        is_boundary = enter is Mark.VALIDATION
-        if (enter is None and exit_ is None) or not (is_boundary or self._is_sampled):
-            return _NOTHING
-        stamp = self._stamp if self._is_sampled else self._stamp_boundary
-        return _PhaseContext(self._marks, stamp, enter, exit_)
-
-    def start(self, action_name: str) -> None:
-        """Forward, then mark: fetching is the one action that Lightning starts and stops by name."""
-        self._users.start(action_name)
-        if action_name.endswith(FETCH_ACTION):
-            self._request_batch()
-
-    def stop(self, action_name: str) -> None:
-        """Mark, then forward."""
-        if self._is_sampled and action_name.endswith(FETCH_ACTION):
-            self._marks += (Mark.EXIT, self._stamp())
-        self._users.stop(action_name)
-
-    def summary(self) -> str:
-        """The user's profiler's summary."""
-        return self._users.summary()  # type: ignore[no-any-return]
-
-    def describe(self) -> None:
-        """Have the user's profiler report."""
-        self._users.describe()
-
-
-def _make_tap(package: LightningPackage, users_profiler: Any, *arguments: Any) -> Any:
-    """A tap that is a profiler of this Lightning package."""
-    user_has_none = type(users_profiler) is package.pass_through_profiler
-    return _tap_class(package)(users_profiler, user_has_none, *arguments)
-
-
-@functools.cache
-def _tap_class(package: LightningPackage) -> type[Any]:
-    return type("_Tap", (_Tap, package.profiler_base), {})
-
-
-def owner_and_hook(action_name: str) -> tuple[str, str]:
-    """The parts of an action's name: `[Strategy]DDPStrategy.training_step` has the owner Strategy and this hook."""
-    owner, bracket, rest = action_name.removeprefix("[").partition("]")
-    return (owner, rest.rpartition(".")[2]) if bracket else ("", action_name)
-
-
-def action_marks(action_name: str, phase_marks: Mapping[tuple[str, str], Marks]) -> Marks:
-    """The marks at the start and the end of an action; (None, None) where it bounds nothing."""
-    owner, hook = owner_and_hook(action_name)
-    if owner and hook in VALIDATION_HOOKS:
-        return Mark.VALIDATION, None
-    return phase_marks.get((owner, hook), (None, None))
+def _rebuild(package_name: str, base: Any) -> Any:
+    """An empty timer of this kind, for a copy's state to be put into."""
+    return object.__new__(phase_timer_class(load_package(package_name), base))

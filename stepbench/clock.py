@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
+NS_PER_S = 1_000_000_000
+
 TIMERS = ("auto", "host", "sync", "events")
 """Accepted values of `timer`; `auto` takes the best one that the device has."""
 
@@ -76,23 +78,26 @@ class DeviceClock(HostClock):
     """The host's clock beside an accelerator that runs behind it."""
 
     def __init__(self, device: Any) -> None:
-        import torch
-
-        self._device = torch.device(device)
-        self._torch = torch
-        self._is_cuda = self._device.type == "cuda"
+        self._device = str(device)
+        self._is_cuda = self._device.startswith("cuda")
 
     def synchronize(self) -> None:
         """See `Clock.synchronize`."""
-        self._torch.accelerator.synchronize(self._device)
+        import torch
+
+        torch.accelerator.synchronize(self._device)
 
     def make_event(self) -> Event:
         """See `Clock.make_event`."""
-        return self._torch.Event(device=self._device, enable_timing=True)  # the default has changed between versions
+        import torch
+
+        return torch.Event(device=self._device, enable_timing=True)  # said, for the default has changed over time
 
     def can_record(self) -> bool:
         """See `Clock.can_record`: an event that a CUDA graph captures cannot be timed."""
-        return not (self._is_cuda and self._torch.cuda.is_current_stream_capturing())
+        import torch
+
+        return not (self._is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def resolve_timer(timer: str, device_type: str) -> str:

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stepbench.clock import HostClock
+from stepbench.clock import NS_PER_S, HostClock
 from stepbench.record import Compilation
-
-NS_PER_S = 1e9
 
 
 class CompilationWatch:
@@ -22,45 +20,50 @@ class CompilationWatch:
 
     def __init__(self, now: Callable[[], int] = HostClock.now) -> None:
         self._now = now
-        self._dynamo: Any = None
         self._was_at_work = False
         self._started_ns: int | None = None
         self._compile_ns = 0
         self._num_batches = 0
         self._num_recompilations = 0
         self._num_graphs = 0
-        self._num_graphs_before = 0
+        self._last_num_graphs = 0
 
     def start(self) -> None:
         """A run begins: whatever is compiled from here on is its own."""
-        self._dynamo = sys.modules.get("torch._dynamo")
-        if self._dynamo is not None:
-            self._num_graphs_before = self._count_graphs()
-            self._register()
+        dynamo = _loaded_compiler()
+        if dynamo is not None:
+            self._last_num_graphs = _count_graphs(dynamo)
+            self._register(dynamo)
 
     def was_at_work(self) -> bool:
-        """Whether anything was compiled since the last call, which is the end of a batch."""
-        if self._dynamo is None:
-            self._dynamo = sys.modules.get("torch._dynamo")
-            if self._dynamo is None:
-                return False
-            self._was_at_work = self._count_graphs() > 0
-            self._register()
-        was_at_work, self._was_at_work = self._was_at_work, False
+        """Whether anything was compiled since the last call, which is the end of a batch.
+
+        Also where torch did not tell: because its compiler was loaded in this batch, or the user's code has reset it.
+        """
+        dynamo = _loaded_compiler()
+        if dynamo is None:
+            return False
+        num_graphs = _count_graphs(dynamo)
+        was_at_work = self._was_at_work or num_graphs > self._last_num_graphs
+        self._num_graphs += max(0, num_graphs - self._last_num_graphs)
+        self._last_num_graphs = num_graphs
+        if self._on_start not in dynamo.callback_handler.start_callbacks:
+            self._register(dynamo)
+        self._was_at_work = False
         self._num_batches += was_at_work
         return was_at_work
 
     def stop(self) -> None:
-        """The run has ended; another may follow."""
-        if self._dynamo is not None:
-            self._num_graphs += max(0, self._count_graphs() - self._num_graphs_before)
-            handler = self._dynamo.callback_handler
-            with contextlib.suppress(ValueError):  # the user's code may have reset the compiler, and with it these
+        """The run has ended."""
+        dynamo = _loaded_compiler()
+        if dynamo is not None:
+            handler = dynamo.callback_handler
+            with contextlib.suppress(ValueError):
                 handler.remove_start_callback(self._on_start)
                 handler.remove_end_callback(self._on_end)
 
     def result(self) -> Compilation | None:
-        """What was compiled during the runs that have ended; None where nothing was."""
+        """What was compiled so far; None where nothing was."""
         if not (self._num_graphs or self._num_batches):
             return None
         return Compilation(
@@ -70,12 +73,9 @@ class CompilationWatch:
             compile_s=self._compile_ns / NS_PER_S if self._compile_ns else None,
         )
 
-    def _register(self) -> None:
-        self._dynamo.callback_handler.register_start_callback(self._on_start)
-        self._dynamo.callback_handler.register_end_callback(self._on_end)
-
-    def _count_graphs(self) -> int:
-        return int(self._dynamo.utils.counters["stats"]["unique_graphs"])
+    def _register(self, dynamo: Any) -> None:
+        dynamo.callback_handler.register_start_callback(self._on_start)
+        dynamo.callback_handler.register_end_callback(self._on_end)
 
     def _on_start(self, *arguments: Any) -> None:
         self._started_ns = self._now()
@@ -90,3 +90,12 @@ class CompilationWatch:
         if self._started_ns is not None:
             self._compile_ns += self._now() - self._started_ns
             self._started_ns = None
+
+
+def _loaded_compiler() -> Any:
+    """Torch's compiler where somebody has loaded it; None else."""
+    return sys.modules.get("torch._dynamo")
+
+
+def _count_graphs(dynamo: Any) -> int:
+    return int(dynamo.utils.counters["stats"]["unique_graphs"])

@@ -13,7 +13,7 @@ import torch
 from stepbench import device, environment
 from stepbench.callback import PhaseTimer
 from stepbench.record import BatchTiming, EffectiveSettings, Environment, Sampling
-from stepbench.samples import own_batch_size
+from stepbench.samples import flatten_loaders, own_batch_size
 
 
 def effective_settings(
@@ -56,25 +56,17 @@ def largest_batch(rows: Sequence[BatchTiming]) -> int | None:
     return max((row.num_samples for row in rows if row.num_samples is not None), default=None)
 
 
-def _loaders(trainer: Any) -> list[Any]:
-    """The training loaders as far as they are found: the loader, or those of a list or a dictionary."""
-    loaders: Any = trainer.train_dataloader
-    if isinstance(loaders, dict):
-        return list(loaders.values())
-    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
-
-
 def loader_batch_sizes(trainer: Any) -> list[int]:
     """The batch sizes of the training loaders, as far as they have one."""
-    sizes = map(own_batch_size, _loaders(trainer))
+    sizes = map(own_batch_size, flatten_loaders(trainer.train_dataloader))
     return [size for size in sizes if size is not None]
 
 
 def numbers_of_items(trainer: Any) -> list[int]:
     """The lengths of the data sets that the training loaders batch, as far as they have one."""
     lengths = []
-    for loader in _loaders(trainer):
-        if getattr(loader, "batch_size", None) is not None:
+    for loader in flatten_loaders(trainer.train_dataloader):
+        if own_batch_size(loader) is not None:
             with contextlib.suppress(TypeError, NotImplementedError, AttributeError):
                 lengths.append(len(loader.dataset))
     return lengths
@@ -82,7 +74,8 @@ def numbers_of_items(trainer: Any) -> list[int]:
 
 def _num_workers(trainer: Any) -> int | None:
     """The most worker processes that one of the training loaders has; None where no loader tells."""
-    return max((loader.num_workers for loader in _loaders(trainer) if hasattr(loader, "num_workers")), default=None)
+    loaders = flatten_loaders(trainer.train_dataloader)
+    return max((loader.num_workers for loader in loaders if hasattr(loader, "num_workers")), default=None)
 
 
 def environment_at_start() -> Environment:

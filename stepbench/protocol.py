@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from stepbench.clock import NS_PER_S
 from stepbench.record import BatchTiming, Protocol
-from stepbench.timing import NS_PER_S
 
 SLOW_BATCH_S = 0.2
 """Where a batch takes longer than this, fewer of them are enough: the spread of long batches is relatively small."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-MAX_PLACES = 256
-"""Places of a batch that are looked at to find the one that tells its size."""
+MAX_PARTS = 256
+"""Parts of a batch that are looked at to find the ones that tell its size."""
 
-MIN_AGREEING = 2
-"""Tensors of the same length that, without any other proof, make it the number of samples."""
+MAX_DEPTH = 8
+"""How deep in a batch is looked."""
 
+MAX_PLACES = 8
+"""Places that tell a batch's size which are compared in every batch."""
 
 Path = tuple[Callable[[Any], Any], ...]
 """The way to a part of a batch, from container to container."""
@@ -30,43 +34,68 @@ class Place(NamedTuple):
 
     def read(self, batch: Any) -> int | None:
         """The number that stands at this place of another batch; None where that batch has no such place."""
-        try:
-            for step in self.path:
-                batch = step(batch)
-        except (KeyError, IndexError, TypeError, AttributeError):
-            return None
+        for step in self.path:
+            batch = step(batch)
         return _own_count(batch, self.kind)
 
 
 class SampleCounter:
-    """Counts the samples of batch after batch, at the place that tells them.
+    """Counts the samples of batch after batch, at the places that tell them.
 
-    That place is found in the first full batch: the first tensor, else the first list, that is as long as the loader's
-    own batch size. An object that declares its size (`num_graphs`, `batch_size`) is believed. Of a loader without a
-    batch size several tensors of one length are proof enough, unless they may be a list of samples. Where nothing is
-    proof the number is None, unknown.
+    Those are found in the first full batch: whatever tensor, list or declared size (`num_graphs`, `batch_size`) says
+    the same as the loader's own batch size. From then on the number is what these places say, if they agree. Without a
+    batch size of the loader a declared one is believed, and several tensors of one length are proof enough unless they
+    may be the samples, or the parts of one. Where nothing is proof the number is None, unknown. No batch, however odd,
+    fails to be counted: it is unknown.
     """
 
     def __init__(self, batch_size_fn: Callable[[Any], int | None] | None = None) -> None:
-        self.loader_batch_size: int | None = None
-        """What the loader says; to be set before a batch is counted, and when the loader changes."""
         self._batch_size_fn = batch_size_fn
-        self._place: Place | None = None
+        self._expected: int | None = None
+        self._places: tuple[Place, ...] = ()
+
+    def expect(self, loader_batch_size: int | None) -> None:
+        """What the loader says from here on; to be called before a batch is counted."""
+        if loader_batch_size != self._expected:
+            self._expected, self._places = loader_batch_size, ()
 
     def count(self, batch: Any) -> int | None:
         """The number of samples, None where it is unknown. Raises TypeError where the user's function returns none."""
         if self._batch_size_fn is not None:
             return _checked(self._batch_size_fn(batch))
-        if self._place is not None:
-            count = self._place.read(batch)
-            if count is not None:
-                return count
-        places = [place for place, _ in zip(_places(batch, ()), range(MAX_PLACES), strict=False)]
-        place = _proven_place(places, self.loader_batch_size)
-        if place is not None:
-            self._place = place
-            return place.number
-        return _agreed_count(batch, places, self.loader_batch_size)
+        try:
+            return self._count_at_places(batch)
+        except Exception:  # the batch is the user's, and asking it for its parts may do anything
+            return None
+
+    def _count_at_places(self, batch: Any) -> int | None:
+        numbers = self._read_places(batch)
+        if numbers:
+            return self._agreed(numbers)
+        found = list(_find_places(batch))
+        proven = _proven_places(found, self._expected)
+        if proven:
+            self._places = proven
+            return self._agreed({place.number for place in proven})
+        return _agreed_length(batch, found, self._expected)
+
+    def _read_places(self, batch: Any) -> set[int | None]:
+        """What the known places say of this batch; nothing where it is made in another way than the first one was."""
+        numbers = set()
+        for place in self._places:
+            try:
+                numbers.add(place.read(batch))
+            except IndexError:  # a shorter list
+                continue
+            except (KeyError, TypeError, AttributeError):
+                return set()
+        return numbers - {None}
+
+    def _agreed(self, numbers: set[int | None]) -> int | None:
+        """The one number that all places say; None where they differ or it is more than the loader gives."""
+        number = next(iter(numbers))
+        is_too_large = self._expected is not None and number is not None and number > self._expected
+        return None if len(numbers) > 1 or is_too_large else number
 
 
 def _checked(count: Any) -> int | None:
@@ -81,19 +110,23 @@ def _checked(count: Any) -> int | None:
     return whole
 
 
-def loader_batch_size(loaders: Any) -> int | None:
-    """The batch size that the training loader has, the first one of several; None where it has none."""
+def flatten_loaders(loaders: Any) -> list[Any]:
+    """The training loaders one by one, out of whatever lists and mappings the user has put them in."""
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
     if isinstance(loaders, (list, tuple)):
-        return loader_batch_size(loaders[0]) if loaders else None
-    return own_batch_size(loaders)
+        return [loader for part in loaders for loader in flatten_loaders(part)]
+    return [] if loaders is None else [loaders]
 
 
 def own_batch_size(loader: Any) -> int | None:
     """The batch size of one loader, or of its batch sampler; None where neither has one."""
-    sizes = (getattr(holder, "batch_size", None) for holder in (loader, getattr(loader, "batch_sampler", None)))
-    return next((size for size in sizes if isinstance(size, int)), None)
+    for path in ("batch_size", "batch_sampler.batch_size"):
+        with contextlib.suppress(Exception):  # the loader is the user's, and may not be ready to say
+            size = operator.attrgetter(path)(loader)
+            if isinstance(size, int):
+                return size
+    return None
 
 
 def _own_count(value: Any, kind: str) -> int | None:
@@ -119,57 +152,64 @@ def _declared_count(value: Any) -> int | None:
     return None
 
 
-def _places(value: Any, path: Path) -> Iterator[Place]:
-    """Every place of a batch that has a length or a declared size, depth first."""
-    declared = _declared_count(value)
-    if declared is not None:
-        yield Place(path, "declared", declared)
-    elif isinstance(value, torch.Tensor):
-        if value.ndim:
-            yield Place(path, "tensor", len(value))
-    elif isinstance(value, (list, tuple)):
-        yield Place(path, "list", len(value))
-        yield from _places_of_parts(value, path, (operator.itemgetter(index) for index in range(len(value))))
-    elif isinstance(value, Mapping):
-        yield from _places_of_parts(value, path, map(operator.itemgetter, value))
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (field.name for field in dataclasses.fields(value))
-        yield from _places_of_parts(value, path, map(operator.attrgetter, names))
+def _find_places(batch: Any) -> Iterator[Place]:
+    """Every place of a batch that has a length or a declared size, depth first, as far as is looked."""
+    parts: list[tuple[Any, Path]] = [(batch, ())]
+    for _ in range(MAX_PARTS):
+        if not parts:
+            return
+        value, path = parts.pop()
+        declared = _declared_count(value)
+        if declared is not None:
+            yield Place(path, "declared", declared)
+        elif isinstance(value, torch.Tensor):
+            if value.ndim:
+                yield Place(path, "tensor", len(value))
+        elif len(path) < MAX_DEPTH:
+            if isinstance(value, (list, tuple)):
+                yield Place(path, "list", len(value))
+            steps = list(itertools.islice(_steps_into(value), MAX_PARTS))
+            parts += [(step(value), (*path, step)) for step in reversed(steps)]
 
 
-def _places_of_parts(value: Any, path: Path, steps: Iterable[Callable[[Any], Any]]) -> Iterator[Place]:
-    for step in steps:
-        yield from _places(step(value), (*path, step))
-
-
-def _proven_place(places: list[Place], expected: int | None) -> Place | None:
-    """The place that surely tells the number of samples: a declared one, else one that says what the loader says."""
-    for kind in ("declared", "tensor", "list"):
-        for place in places:
-            is_proof = kind == "declared" or (place.number == expected and (kind == "tensor" or place.number > 1))
-            if place.kind == kind and is_proof:  # a list of one is only the wrapping of what is in it
-                return place
-    return None
-
-
-def _agreed_count(batch: Any, places: list[Place], expected: int | None) -> int | None:
-    """The length that all tensors of the batch share, where that is proof: see `SampleCounter`."""
-    tensors = [place.number for place in places if place.kind == "tensor"]
-    if len(set(tensors)) != 1 or (expected is not None and tensors[0] > expected):
-        return None
-    if isinstance(batch, torch.Tensor):
-        return tensors[0] if expected is None else None
-    if len(tensors) < MIN_AGREEING and expected is not None:
-        return None
-    return None if _may_be_samples(batch) else tensors[0]
-
-
-def _may_be_samples(value: Any) -> bool:
-    """Whether a part of the batch may be a list of samples: tensors alone, side by side, with as many dimensions."""
+def _steps_into(value: Any) -> Iterator[Callable[[Any], Any]]:
+    """How to come to each part of a container; nothing of what is none."""
+    if isinstance(value, (list, tuple)):
+        return (operator.itemgetter(index) for index in range(len(value)))
     if isinstance(value, Mapping):
-        return any(map(_may_be_samples, value.values()))
-    if not isinstance(value, (list, tuple)):
+        return (operator.itemgetter(key) for key in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (operator.attrgetter(field.name) for field in dataclasses.fields(value))
+    return iter(())
+
+
+def _proven_places(places: list[Place], expected: int | None) -> tuple[Place, ...]:
+    """The places that tell the number of samples; a list of one is only the wrapping of what is in it."""
+    if expected is None:
+        return tuple(place for place in places if place.kind == "declared")[:1]
+    return tuple(place for place in places if place.number == expected and (place.kind != "list" or place.number > 1))[
+        :MAX_PLACES
+    ]
+
+
+def _agreed_length(batch: Any, places: list[Place], expected: int | None) -> int | None:
+    """The length that all tensors of the batch share, where that is proof: see `SampleCounter`."""
+    numbers = [place.number for place in places if place.kind == "tensor"]
+    if len(numbers) < 2 or len(set(numbers)) != 1 or (expected is not None and numbers[0] > expected):
+        return None
+    return None if _may_be_samples(batch) else numbers[0]
+
+
+def _may_be_samples(value: Any, depth: int = 0) -> bool:
+    """Whether tensors of one length may be the samples themselves, or the parts of one, side by side.
+
+    That is so where all tensors of a container have as many dimensions: images, or tokens and their labels. What has
+    been put together of samples has in general some of one value a sample, and some of more.
+    """
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, (list, tuple)) or depth > MAX_DEPTH:
         return False
-    dimensions = [part.ndim if isinstance(part, torch.Tensor) else None for part in value]
-    is_list = len(dimensions) > 1 and dimensions[0] is not None and len(set(dimensions)) == 1
-    return is_list or any(map(_may_be_samples, value))
+    dimensions = {part.ndim for part in value if isinstance(part, torch.Tensor) and part.ndim}
+    num_tensors = sum(isinstance(part, torch.Tensor) and part.ndim > 0 for part in value)
+    return (num_tensors > 1 and len(dimensions) == 1) or any(_may_be_samples(part, depth + 1) for part in value)

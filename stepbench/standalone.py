@@ -23,7 +23,7 @@ import yaml
 
 from stepbench import facts, ranks
 from stepbench.callback import PhaseTimer, phase_timer_class
-from stepbench.clock import TIMERS, HostClock, local_time_text, monotonic_s, unix_time_s
+from stepbench.clock import NS_PER_S, TIMERS, HostClock, local_time_text, monotonic_s, unix_time_s
 from stepbench.lightning_package import PACKAGES, load_package
 from stepbench.protocol import find_warmup, mark_warmup
 from stepbench.record import (
@@ -43,9 +43,9 @@ from stepbench.record import (
     spec_hash,
     write_record,
 )
+from stepbench.samples import flatten_loaders
 from stepbench.statistics import summarize_run, with_rank_waits
 from stepbench.sweep import PlannedCell, claim_directory, write_plan
-from stepbench.timing_table import NS_PER_S
 
 WARMUP = Protocol(name=OWN_SCRIPT, warmup_batches=5, warmup_s=0.3, timed_batches=1, timed_s=0.0, epochs=1)
 """When a script's training is warm; how long it trains is its own affair."""
@@ -59,7 +59,8 @@ class StepTimer(PhaseTimer):
     `batch_size_fn` counts the samples of a batch where nothing in it tells. Training itself is not changed: it lasts as
     long as the trainer is told, with whatever callbacks, loggers and validation it has.
 
-    After `fit` the results lie in `directory`, and `record` and `rows` hold them (on rank 0 those of all ranks).
+    After `fit` the results lie in `directory`, `record` has them in numbers, and `rows` has the batches of this rank.
+    Where Lightning trains in processes of its own (`ddp_spawn`, `ddp_fork`), only the files tell.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class StepTimer(PhaseTimer):
         self._plots = plots
         self._print_summary = print_summary
         self._environment: Environment | None = None
+        self._accumulate_grad_batches = 1
         self._started_unix_s = 0.0
         self._started_s = 0.0
         self._fit_started_ns = 0
@@ -89,12 +91,17 @@ class StepTimer(PhaseTimer):
         """What is known of the run; None before it has ended, and on all ranks but the first."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Note when fitting starts, and take the directory: better now than when all has been measured."""
-        if stage != "fit":
-            return
-        self._fit_started_ns = HostClock.now()
-        self._started_unix_s, self._started_s = unix_time_s(), monotonic_s()
+        """Note when fitting starts."""
+        if stage == "fit":
+            self._fit_started_ns = HostClock.now()
+            self._started_unix_s, self._started_s = unix_time_s(), monotonic_s()
+            self.directory, self.record = None, None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Start timing, and take the directory: better now than when all has been measured."""
+        super().on_train_start(trainer, pl_module)
         self._environment = facts.environment_at_start()
+        self._accumulate_grad_batches = trainer.accumulate_grad_batches  # other callbacks may change it at the end
         if trainer.is_global_zero:
             self.directory = claim_directory(self._out_dir.absolute(), may_rename=True)
 
@@ -102,26 +109,31 @@ class StepTimer(PhaseTimer):
         """Put everything back, then write and print."""
         super().on_train_end(trainer, pl_module)
         timings = ranks.gather(ranks.RankTimings(rows=self.rows, num_warmup_batches=find_warmup(self.rows, WARMUP)))
-        num_warmup_batches = ranks.common_num_warmup_batches(timings)
-        rows = with_rank_waits([mark_warmup(timing.rows, num_warmup_batches) for timing in timings])
-        self._finish(trainer, pl_module, rows, Status.OK, None)
+        self._finish(trainer, pl_module, timings, Status.OK, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Put everything back and keep what was measured before training failed; an interrupt is an end like others."""
-        was_training = self._users_profiler is not None
+        was_training = self._tap is not None
         super().on_exception(trainer, pl_module, exception)
         if was_training:  # the other ranks cannot be asked any more
-            rows = mark_warmup(self.rows, find_warmup(self.rows, WARMUP))
-            is_interrupt = isinstance(exception, KeyboardInterrupt)
-            self._finish(trainer, pl_module, rows, Status.OK if is_interrupt else Status.ERROR, exception)
+            own = ranks.RankTimings(rows=self.rows, num_warmup_batches=find_warmup(self.rows, WARMUP))
+            status = Status.OK if isinstance(exception, KeyboardInterrupt) else Status.ERROR
+            self._finish(trainer, pl_module, [own], status, exception)
 
     def _finish(
-        self, trainer: Any, pl_module: Any, rows: list[BatchTiming], status: Status, error: BaseException | None
+        self,
+        trainer: Any,
+        pl_module: Any,
+        timings: list[ranks.RankTimings],
+        status: Status,
+        error: BaseException | None,
     ) -> None:
         """Have rank 0 write and print. Whatever goes wrong here is said, and the script goes on."""
         if self.directory is None:
             return
         try:
+            num_warmup_batches = ranks.common_num_warmup_batches(timings)
+            rows = with_rank_waits([mark_warmup(timing.rows, num_warmup_batches) for timing in timings])
             self.record = self._describe_run(trainer, pl_module, rows, status, error)
             _write(self.directory, self.record, rows)
             if self.record.summary is None:
@@ -139,8 +151,10 @@ class StepTimer(PhaseTimer):
         summary = summarize_run(rows) if status is Status.OK else None
         reason = None if error is None else f"training ended with {type(error).__name__}: {error}"
         if status is Status.OK and summary is None:
-            status, reason = Status.NO_BATCHES, reason or "no optimizer step was completed"
+            status, reason = Status.NO_BATCHES, reason or self.why_nothing_was_timed()
         request = _describe_request(trainer, pl_module, rows, self._timer, self._sampling)
+        spec = dataclasses.replace(request.spec, accumulate_grad_batches=self._accumulate_grad_batches)
+        request = dataclasses.replace(request, spec=spec)
         first_ns = self.first_batch_end_ns
         assert self._environment is not None
         return RunRecord(
@@ -151,7 +165,9 @@ class StepTimer(PhaseTimer):
             traceback=None if error is None else "".join(traceback.format_exception(error)),
             started_unix_s=self._started_unix_s,
             wall_s=monotonic_s() - self._started_s,
-            effective=facts.effective_settings(trainer, self, rows),
+            effective=dataclasses.replace(
+                facts.effective_settings(trainer, self, rows), accumulate_grad_batches=self._accumulate_grad_batches
+            ),
             environment=facts.environment_at_end(self._environment, has_trained=True),
             start_up=StartUp(
                 import_s=0.0,
@@ -200,8 +216,7 @@ def _describe_request(
             precision=str(trainer.precision),
             accelerator=trainer.strategy.root_device.type,
             num_devices=trainer.world_size,
-            accumulate_grad_batches=trainer.accumulate_grad_batches,
-            seed=int(os.environ.get("PL_GLOBAL_SEED", 0)),  # where Lightning's `seed_everything` leaves it
+            seed=_global_seed(),
         ),
         protocol=dataclasses.replace(WARMUP, epochs=max(1, len({row.epoch for row in rows}))),
         timer=timer,
@@ -210,12 +225,16 @@ def _describe_request(
     )
 
 
+def _global_seed() -> int:
+    """The seed that Lightning's `seed_everything` was given, which it leaves in the environment; 0 without one."""
+    text = os.environ.get("PL_GLOBAL_SEED", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def _training_set(trainer: Any) -> Any:
     """What the first training loader loads from; the loader itself where it does not say."""
-    loaders = trainer.train_dataloader
-    while isinstance(loaders, (dict, list, tuple)) and loaders:
-        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-    return getattr(loaders, "dataset", loaders)
+    loader = next(iter(flatten_loaders(trainer.train_dataloader)), None)
+    return getattr(loader, "dataset", loader)
 
 
 def _path_of(value: object) -> str:

@@ -19,8 +19,6 @@ from typing import NamedTuple
 from stepbench.record import PHASES
 from stepbench.timing_table import TimingTable
 
-NS_PER_S = 1_000_000_000
-
 
 class Mark(IntEnum):
     """What happened at a moment. The first six enter the phase of that name.

@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stepbench.clock import NS_PER_S
 from stepbench.record import PHASES, BatchTiming
-
-NS_PER_S = 1_000_000_000
 
 UNKNOWN = -1
 """Stands for None: no number that is stored can be negative."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepbench.clock import HostClock, monotonic_s, unix_time_s
+from stepbench.clock import NS_PER_S, HostClock, monotonic_s, unix_time_s
 
 _IMPORT_STARTED_S = monotonic_s()
 
@@ -347,12 +347,8 @@ def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> _Outco
     The loader's own batch size is the proof where it has one; the samples counted in the batches are where it has none.
     """
     assert run.timer is not None
-    num_discarded = run.timer.num_discarded
-    if not rows and num_discarded:
-        reason = f"none of {num_discarded} requests for a batch led to a batch that could be timed"
-        return _Outcome(status=Status.NO_BATCHES, reason=reason)
     if not rows:
-        return _Outcome(status=Status.NO_BATCHES, reason="the data loader gave no batches")
+        return _Outcome(status=Status.NO_BATCHES, reason=run.timer.why_nothing_was_timed())
     counted, sizes = facts.largest_batch(rows), facts.loader_batch_sizes(run.trainer)
     if batch_size not in (counted, *sizes) and (counted is not None or sizes):
         found = sizes[0] if sizes else counted
@@ -389,7 +385,7 @@ def _start_up(run: _Run, worker_start: str) -> StartUp | None:
     return StartUp(
         import_s=0.0 if worker_start == "fork" else _IMPORT_S,
         build_s=run.build_s,
-        first_batch_s=None if first_ns is None else (first_ns - run.fit_started_ns) / 1e9,
+        first_batch_s=None if first_ns is None else (first_ns - run.fit_started_ns) / NS_PER_S,
     )
 
 

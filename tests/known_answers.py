@@ -25,6 +25,7 @@ from truth_lab import (
     Lab,
     ManualAccumulationModule,
     ManualClosureModule,
+    ManualSteppingModule,
     OwnFetchingModule,
     OwnOptimizerStepModule,
     RawAccumulationModule,
@@ -34,6 +35,7 @@ from truth_lab import (
     SometimesNoneModule,
     ThreeClosuresModule,
     TwoOptimizersModule,
+    WrappedOptimizerModule,
 )
 
 from stepbench.record import BatchTiming, Sampling
@@ -240,6 +242,16 @@ KNOWN_ANSWERS = (
         name="gradient scaler that skips every step",
         build=lambda: scaled(InfiniteLossModule),
         expected_ms=(4, 2, 5, 6, 4.75, 8, 29.75),
+    ),
+    KnownAnswer(
+        name="gradient scaler, manual",
+        build=lambda: scaled(ManualSteppingModule),
+        expected_ms=(4, 2, 5, 6, 5.75, 5.5, 28.25),
+    ),
+    KnownAnswer(
+        name="an optimizer without hooks",
+        build=lambda: lab_with(WrappedOptimizerModule),
+        expected_ms=(4, 2, 5, 6, 5, 7, 29),
     ),
     KnownAnswer(
         name="unsized loader, 12 batches, 2 epochs",

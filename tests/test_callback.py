@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib.util
+import pickle
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from known_answers import (
     validating,
 )
 from lightning.pytorch.callbacks import (
+    LearningRateFinder,
     ModelCheckpoint,
     RichProgressBar,
     TQDMProgressBar,
@@ -32,9 +37,12 @@ from naive_timer import naive_errors_ms
 from torch.utils.data import DataLoader, TensorDataset
 from truth_lab import (
     CostlyItems,
+    CostlyModule,
+    CostlySGD,
     EverySecondStepModule,
     Lab,
     ManualAccumulationModule,
+    ManualModule,
     OwnCallbacksModule,
     OwnFetchingModule,
     ReplacingModule,
@@ -47,7 +55,7 @@ from truth_lab import (
 )
 
 from stepbench import callback
-from stepbench.callback import PHASE_MARKS, action_marks
+from stepbench.profiler_tap import PHASE_MARKS, action_marks
 from stepbench.record import PHASES, BatchTiming, Sampling
 from stepbench.statistics import summarize_run
 from stepbench.timing import Mark
@@ -197,8 +205,9 @@ def test_an_exception_that_the_module_swallows_stays_in_its_batch() -> None:
     assert_phases_sum_to_wall(rows)
 
 
-def test_an_optimizer_without_hooks_is_counted_by_the_trainer() -> None:
+def test_an_optimizer_without_hooks_is_counted_by_the_trainer_and_timed_as_the_rest_of_its_step() -> None:
     rows = lab_with(WrappedOptimizerModule).run()
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 5, 7, 29)
     assert all(row.took_optimizer_step for row in rows)
     assert [row.step for row in rows] == list(range(24))
     assert_phases_sum_to_wall(rows)
@@ -227,16 +236,184 @@ def test_checkpoints_and_progress_bars_leave_the_phases_alone(bar: type[pl.Callb
     assert list(tmp_path.iterdir())
 
 
-def test_only_fits_are_timed_and_each_fit_whole() -> None:
+def test_only_fits_are_timed_and_each_by_itself() -> None:
     lab = validating(max_epochs=1, val_check_interval=24)
     lab.run()
     lab.trainer.validate(lab.module, lab.validation)
     assert len(lab.timer.rows) == 24
     lab.trainer.fit_loop.max_epochs = 2
     lab.trainer.fit(lab.module, DataLoader(lab.data, batch_size=4))
+    rows = lab.timer.rows
+    assert phase_milliseconds(rows) == PLAIN
+    assert [(row.epoch, row.step) for row in rows] == [(1, step) for step in range(24)]
+    assert rows[0].starts_epoch
+    assert [row.epoch_turnover_s for row in rows] == [None] * 24
+
+
+def test_a_fit_after_one_of_another_kind_is_timed_as_its_own_kind() -> None:
+    lab = lab_with(OwnFetchingModule, num_items=32)
+    lab.run()
+    plain = Lab(num_items=96)
+    plain.timer = lab.timer
+    plain.clock = plain.module.clock = plain.data.clock = lab.clock  # type: ignore[attr-defined]
+    assert phase_milliseconds(plain.run()) == PLAIN
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_timer_can_be_copied_and_pickled(when: str) -> None:
+    timer = make_timer(sampling=Sampling(timed_steps=1, period_steps=2))
+    if when == "after":
+        fit_for_real(SleepingModule(), num_batches=4, timer=timer)
+    for copied in (copy.deepcopy(timer), pickle.loads(pickle.dumps(timer))):
+        assert type(copied) is type(timer)
+        assert copied.rows == timer.rows
+        rows = fit_for_real(SleepingModule(), num_batches=4, timer=copied)
+        assert [row.forward_s is not None for row in rows] == [True, False, True, False]
+
+
+def test_nothing_of_the_trainer_is_kept() -> None:
+    timer = make_timer()
+    module = SleepingModule()
+    fit_for_real(module, num_batches=2, timer=timer)
+    kept = weakref.ref(module.trainer)
+    module.trainer = None
+    gc.collect()
+    assert kept() is None
+
+
+class ReplacingCallback(pl.Callback):
+    """Puts a profiler of its own in the place of whatever is there."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.profiler = trainer.profiler = SimpleProfiler()  # type: ignore[attr-defined]
+
+
+def test_a_profiler_that_replaces_the_tap_is_left_alone_and_named() -> None:
+    lab = Lab()
+    replacing = ReplacingCallback()
+    lab.further_callbacks = [replacing]
+    assert lab.run() == []
+    assert lab.trainer.profiler is replacing.profiler  # type: ignore[attr-defined]
+    assert "trainer.profiler" in lab.timer.why_nothing_was_timed()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_two_timers_time_the_same_and_both_go(first: bool) -> None:
+    lab = Lab(timer_first=first)
+    other = make_timer(timer="host", clock=lab.clock)
+    lab.further_callbacks = [other]
+    assert phase_milliseconds(lab.run()) == phase_milliseconds(other.rows) == PLAIN
+    assert_everything_put_back(lab)
+
+
+def test_the_user_s_code_finds_its_own_profiler_behind_the_tap() -> None:
+    class AskingModule(CostlyModule):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            self.seen = dict(self.trainer.profiler.recorded_durations)  # type: ignore[attr-defined]
+
+    lab = lab_with(AskingModule, profiler="simple")
+    assert phase_milliseconds(lab.run()) == PLAIN
+    assert lab.module.seen  # type: ignore[attr-defined]
+
+
+def test_a_profiler_without_its_base_s_constructor_keeps_working() -> None:
+    class BareProfiler(Profiler):
+        def __init__(self) -> None:
+            pass
+
+        def setup(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def teardown(self, stage: str | None) -> None:
+            pass
+
+        def describe(self) -> None:
+            pass
+
+        def start(self, action_name: str) -> None:
+            pass
+
+        def stop(self, action_name: str) -> None:
+            pass
+
+    assert phase_milliseconds(Lab(profiler=BareProfiler()).run()) == PLAIN
+
+
+def test_a_closure_may_take_arguments() -> None:
+    class LineSearchModule(ManualModule):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
+            optimizer: Any = self.optimizers()
+
+            def closure(*, backward: bool = True) -> torch.Tensor:
+                loss = self.compute_loss(batch)
+                if backward:
+                    self.manual_backward(loss)
+                return loss
+
+            optimizer.optimizer.step(closure)
+
+        def configure_optimizers(self) -> Any:
+            class LineSearch(CostlySGD):
+                def step(self, closure: Any = None) -> Any:
+                    closure(backward=False)
+                    return super().step(closure)
+
+            return LineSearch(self.clock, self.parameters())
+
+    rows = lab_with(LineSearchModule).run()
+    assert mean_milliseconds(rows, "forward") == 10
+    assert mean_milliseconds(rows, "backward") == 6
+    assert mean_milliseconds(rows, "optimizer") == 3
+
+
+def test_optimizers_that_are_replaced_between_epochs_are_seen() -> None:
+    class LateReplacingModule(CostlyModule):
+        def on_train_epoch_end(self) -> None:
+            self.trainer.strategy.setup_optimizers(self.trainer)
+
+    rows = lab_with(LateReplacingModule, num_items=24, max_epochs=3).run()
+    assert phase_milliseconds(rows)[:5] == PLAIN[:5]
+    assert [row.step for row in rows] == list(range(18))
+
+
+def test_a_fit_inside_the_fit_is_not_the_training_s(tmp_path: Path) -> None:
+    class FindingAgain(LearningRateFinder):
+        def on_fit_start(self, *args: Any) -> None:
+            pass
+
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if trainer.current_epoch == 1:
+                self.lr_find(trainer, pl_module)
+
+    lab = Lab(num_items=48, max_epochs=3, default_root_dir=tmp_path)
+    lab.module.scheduler = False
+    lab.module.lr = 1e-4
+    lab.further_callbacks = [FindingAgain(num_training_steps=5)]
+    rows = lab.run()
+    assert [(row.epoch, row.batch) for row in rows] == [(epoch, batch) for epoch in range(3) for batch in range(12)]
+    assert phase_milliseconds(rows) == (4, 2, 5, 6, 5, 7, 29)
+
+
+def test_an_interrupt_between_two_marks_keeps_the_batches_before_it() -> None:
+    lab = Lab(timer_first=False)
+    real = lab.timer._compilations.was_at_work
+
+    class Interrupting(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 7:
+                lab.timer._compilations.was_at_work = self.interrupt  # inside of what the timer does at a batch's end
+
+        def interrupt(self) -> bool:
+            lab.timer._compilations.was_at_work = real
+            raise KeyboardInterrupt
+
+    lab.further_callbacks = [Interrupting()]
+    with pytest.raises(SystemExit):
+        lab.run()
     assert phase_milliseconds(lab.timer.rows) == PLAIN
-    assert len(lab.timer.rows) == 48
-    assert [row.epoch_turnover_s for row in lab.timer.rows] == [None] * 48
+    assert [row.batch for row in lab.timer.rows] == list(range(7))
+    assert_everything_put_back(lab)
 
 
 def test_an_exception_keeps_the_batches_before_it_and_puts_everything_back() -> None:
@@ -319,7 +496,7 @@ def test_sampling_leaves_manual_and_scaled_steps_right() -> None:
 def test_folding_in_the_middle_of_an_epoch_changes_no_answer(
     case: KnownAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callback, "MAX_MARKS", 2)
+    monkeypatch.setattr(callback, "MAX_NOTED", 2)
     lab, rows = case.run()
     assert phase_milliseconds(rows) == case.expected_ms
     assert (len(rows), lab.timer.num_discarded) == (case.num_rows, case.num_discarded)
@@ -335,7 +512,7 @@ def test_what_is_noted_in_a_long_epoch_stays_small() -> None:
 
     lab.further_callbacks = [Watching()]
     assert phase_milliseconds(lab.run()) == PLAIN
-    assert max(lengths) < callback.MAX_MARKS + 300
+    assert max(lengths) < callback.MAX_NOTED + 300
 
 
 def test_batches_are_counted_as_the_batch_size_finder_left_them() -> None:
@@ -451,7 +628,7 @@ def slow_collate(samples: Any) -> Any:
 
 def fit_for_real(module: pl.LightningModule, *, num_batches: int, **settings: Any) -> list[BatchTiming]:
     """Two samples a batch, on the real clock."""
-    timer = make_timer()
+    timer = settings.pop("timer", None) or make_timer()
     loader = settings.pop("loader", None) or DataLoader(TensorDataset(torch.ones(2 * num_batches, 2)), batch_size=2)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     quiet |= {"max_epochs": 1, "accelerator": "cpu", "enable_checkpointing": False}

@@ -47,7 +47,7 @@ def test_a_device_is_synchronized_and_its_events_are_made_for_timing(monkeypatch
     clock = make_clock("events", "cuda:1")
     assert isinstance(clock, DeviceClock)
     clock.synchronize()
-    assert calls == [torch.device("cuda:1")]
-    assert clock.make_event() == {"device": torch.device("cuda:1"), "enable_timing": True}
+    assert calls == ["cuda:1"]
+    assert clock.make_event() == {"device": "cuda:1", "enable_timing": True}
     assert not clock.can_record()
     assert DeviceClock("xpu").can_record()

@@ -10,7 +10,16 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from device_lab import DEVICE_ANSWERS, DeviceAnswer, DeviceLab, ScriptedDevice, milliseconds
+from device_lab import (
+    DEVICE_ANSWERS,
+    DeviceAnswer,
+    DeviceLab,
+    LaunchingModule,
+    ScriptedDevice,
+    ScriptedEvent,
+    milliseconds,
+)
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch.utils.data import DataLoader, TensorDataset
 from truth_lab import make_timer
 
@@ -120,6 +129,32 @@ def test_nothing_is_recorded_into_a_graph_that_is_being_captured() -> None:
     timeline.record()
     assert timeline.read(wait=True) == [0, None, 4_000_000]
     assert device.num_events == 2
+
+
+@pytest.mark.parametrize("failing", ["synchronize", "record"])
+def test_a_device_that_fails_with_the_user_s_code_hides_nothing(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = DeviceLab()
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("device-side assert")
+
+    class FailingModule(LaunchingModule):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 20:
+                lab.device.synchronize = fail  # type: ignore[method-assign]
+                if failing == "record":
+                    monkeypatch.setattr(ScriptedEvent, "record", fail)
+                raise ValueError("the user's own")
+            return super().training_step(batch, batch_idx)
+
+    lab.module = FailingModule(lab.device, {}, waits=False)
+    with pytest.raises(ValueError if failing == "synchronize" else (ValueError, RuntimeError)):
+        lab.run()
+    assert len(lab.timer.rows) == 20
+    for row in lab.timer.rows:
+        assert milliseconds(row) == (0.05, 0.05, 0.5, 1.0, 0.3, 0.3, 2.2)
+    assert type(lab.module.trainer.profiler) is PassThroughProfiler
+    assert not lab.module.trainer.optimizers[0]._optimizer_step_pre_hooks
 
 
 class QueueDevice(HostClock):

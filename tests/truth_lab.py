@@ -215,6 +215,16 @@ class ManualAccumulationModule(ManualModule):
             optimizer.zero_grad()
 
 
+class ManualSteppingModule(ManualModule):
+    """The shortest loop by hand."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        self.manual_backward(self.compute_loss(batch))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 class RawBackwardModule(ManualModule):
     """Runs autograd itself, which nothing announces."""
 
