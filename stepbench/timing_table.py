@@ -62,12 +62,10 @@ class TimingTable:
         """Append a row; durations in nanoseconds, None where unknown. `starts_epoch` follows from the row before."""
         flags["starts_epoch"] = epoch != self.last_epoch
         unknown_phases = [UNKNOWN] * len(PHASES)
-        self._numbers.extend((epoch, batch, step, _packed(num_samples)))
-        self._numbers.extend(phase_ns or unknown_phases)
-        self._numbers.extend((batch_ns, validation_ns, _packed(epoch_turnover_ns)))
-        self._numbers.extend(device_phase_ns or unknown_phases)
-        self._numbers.append(_packed(device_batch_ns))
-        self._numbers.append(sum(flags.get(name, False) << bit for bit, name in enumerate(FLAGS)))
+        row = [epoch, batch, step, _packed(num_samples), *(phase_ns or unknown_phases)]
+        row += [batch_ns, validation_ns, _packed(epoch_turnover_ns), *(device_phase_ns or unknown_phases)]
+        row += [_packed(device_batch_ns), sum(flags.get(name, False) << bit for bit, name in enumerate(FLAGS))]
+        self._numbers.extend(row)  # at once: an interrupt must not leave a part of it
 
     def merge_backward(self, step: int) -> None:
         """Note of the rows of the last step, `step`, that their backward cannot be told from their forward."""
