@@ -294,7 +294,6 @@ class PhaseTimer:
     def _time_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         enter = Mark.ENTER_FORWARD if self._is_manual else Mark.ENTER_OTHER
 
-        @functools.wraps(closure)
         def timed_closure(*args: Any, **kwargs: Any) -> Any:
             self._marks += (enter, self._stamp())
             try:

@@ -20,6 +20,7 @@ class CompilationWatch:
 
     def __init__(self, now: Callable[[], int] = HostClock.now) -> None:
         self._now = now
+        self._callbacks = (self._on_start, self._on_end)
         self._was_at_work = False
         self._started_ns: int | None = None
         self._compile_ns = 0
@@ -43,14 +44,16 @@ class CompilationWatch:
         dynamo = _loaded_compiler()
         if dynamo is None:
             return False
-        num_graphs = _count_graphs(dynamo)
-        was_at_work = self._was_at_work or num_graphs > self._last_num_graphs
-        self._num_graphs += max(0, num_graphs - self._last_num_graphs)
-        self._last_num_graphs = num_graphs
-        if self._on_start not in dynamo.callback_handler.start_callbacks:
+        was_at_work, num_graphs = self._was_at_work, _count_graphs(dynamo)
+        if num_graphs != self._last_num_graphs:
+            was_at_work = was_at_work or num_graphs > self._last_num_graphs
+            self._num_graphs += max(0, num_graphs - self._last_num_graphs)
+            self._last_num_graphs = num_graphs
+        if self._callbacks[0] not in dynamo.callback_handler.start_callbacks:
             self._register(dynamo)
-        self._was_at_work = False
-        self._num_batches += was_at_work
+        if was_at_work:
+            self._was_at_work = False
+            self._num_batches += 1
         return was_at_work
 
     def stop(self) -> None:
@@ -59,8 +62,8 @@ class CompilationWatch:
         if dynamo is not None:
             handler = dynamo.callback_handler
             with contextlib.suppress(ValueError):
-                handler.remove_start_callback(self._on_start)
-                handler.remove_end_callback(self._on_end)
+                handler.remove_start_callback(self._callbacks[0])
+                handler.remove_end_callback(self._callbacks[1])
 
     def result(self) -> Compilation | None:
         """What was compiled so far; None where nothing was."""
@@ -74,8 +77,8 @@ class CompilationWatch:
         )
 
     def _register(self, dynamo: Any) -> None:
-        dynamo.callback_handler.register_start_callback(self._on_start)
-        dynamo.callback_handler.register_end_callback(self._on_end)
+        dynamo.callback_handler.register_start_callback(self._callbacks[0])
+        dynamo.callback_handler.register_end_callback(self._callbacks[1])
 
     def _on_start(self, *arguments: Any) -> None:
         self._started_ns = self._now()

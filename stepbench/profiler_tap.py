@@ -173,6 +173,7 @@ class ProfilerTap:
     def is_sampled(self, is_sampled: bool) -> None:
         self._is_sampled = is_sampled
         self._contexts = self._contexts_by_sampling[is_sampled]
+        self._marks_manual_steps = is_sampled and self._phase_marks is RESIDUAL_PHASE_MARKS
 
     @property
     def phase_marks(self) -> PhaseMarks:
@@ -193,10 +194,10 @@ class ProfilerTap:
 
         Another callback may have put a profiler of its own before the tap, or in its place: that one is left alone.
         """
+        self._request_batch, self._at_end, self._phase_marks, self._marks = _do_nothing, {}, {}, []
         self._is_open = False
-        self._request_batch, self._at_end, self._marks = _do_nothing, {}, []
         self._forget_contexts()
-        self.is_sampled = self._is_sampled
+        self.is_sampled = False
         if trainer.profiler is self:
             trainer.profiler = self._users
             return True
@@ -242,21 +243,16 @@ class ProfilerTap:
         self._users.start(action_name)
         if action_name.endswith(FETCH_ACTION):
             self._request_batch()
-        elif action_name == MANUAL_STEP_ACTION and self._marks_manual_steps:
+        elif self._marks_manual_steps and action_name == MANUAL_STEP_ACTION:
             self._marks += (Mark.SCALED_STEP_CALLED, self._stamp())
 
     def stop(self, action_name: str) -> None:
         """Mark, then forward."""
-        is_marked = action_name.endswith(FETCH_ACTION) or (
-            action_name == MANUAL_STEP_ACTION and self._marks_manual_steps
-        )
-        if is_marked and self._is_sampled and self._is_open:
+        if self._is_sampled and (
+            action_name.endswith(FETCH_ACTION) or (self._marks_manual_steps and action_name == MANUAL_STEP_ACTION)
+        ):
             self._marks += (Mark.EXIT, self._stamp())
         self._users.stop(action_name)
-
-    @property
-    def _marks_manual_steps(self) -> bool:
-        return self._phase_marks is RESIDUAL_PHASE_MARKS and self._is_sampled and self._is_open
 
     def summary(self) -> str:
         """The user's profiler's summary."""

@@ -18,8 +18,11 @@ MAX_PARTS = 256
 MAX_DEPTH = 8
 """How deep in a batch is looked."""
 
-MAX_PLACES = 8
+MAX_PLACES = 4
 """Places that tell a batch's size which are compared in every batch."""
+
+MAX_LOOKS = 20
+"""Batches in a row that tell nothing before they are no more looked into, which takes longer than reading a place."""
 
 Path = tuple[Callable[[Any], Any], ...]
 """The way to a part of a batch, from container to container."""
@@ -31,12 +34,6 @@ class Place(NamedTuple):
     path: Path
     kind: str
     number: int
-
-    def read(self, batch: Any) -> int | None:
-        """The number that stands at this place of another batch; None where that batch has no such place."""
-        for step in self.path:
-            batch = step(batch)
-        return _own_count(batch, self.kind)
 
 
 class SampleCounter:
@@ -53,16 +50,20 @@ class SampleCounter:
         self._batch_size_fn = batch_size_fn
         self._expected: int | None = None
         self._places: tuple[Place, ...] = ()
+        self._num_looks = 0
 
     def expect(self, loader_batch_size: int | None) -> None:
         """What the loader says from here on; to be called before a batch is counted."""
         if loader_batch_size != self._expected:
             self._expected, self._places = loader_batch_size, ()
+        self._num_looks = 0
 
     def count(self, batch: Any) -> int | None:
         """The number of samples, None where it is unknown. Raises TypeError where the user's function returns none."""
         if self._batch_size_fn is not None:
             return _checked(self._batch_size_fn(batch))
+        if not self._places and self._num_looks >= MAX_LOOKS:
+            return None
         try:
             return self._count_at_places(batch)
         except Exception:  # the batch is the user's, and asking it for its parts may do anything
@@ -72,29 +73,37 @@ class SampleCounter:
         numbers = self._read_places(batch)
         if numbers:
             return self._agreed(numbers)
+        if self._num_looks >= MAX_LOOKS:  # it has places, which this batch does not
+            return None
+        self._num_looks += 1
         found = list(_find_places(batch))
         proven = _proven_places(found, self._expected)
-        if proven:
-            self._places = proven
-            return self._agreed({place.number for place in proven})
-        return _agreed_length(batch, found, self._expected)
+        places = proven or _agreeing_places(batch, found, self._expected)
+        if proven or (places and not self._places):
+            self._places, self._num_looks = places, 0
+        return self._agreed({place.number for place in places}) if places else None
 
-    def _read_places(self, batch: Any) -> set[int | None]:
+    def _read_places(self, batch: Any) -> set[int]:
         """What the known places say of this batch; nothing where it is made in another way than the first one was."""
         numbers = set()
-        for place in self._places:
+        for path, kind, _ in self._places:
+            part = batch
             try:
-                numbers.add(place.read(batch))
+                for step in path:
+                    part = step(part)
             except IndexError:  # a shorter list
                 continue
             except (KeyError, TypeError, AttributeError):
                 return set()
-        return numbers - {None}
+            number = _own_count(part, kind)
+            if number is not None:
+                numbers.add(number)
+        return numbers
 
-    def _agreed(self, numbers: set[int | None]) -> int | None:
+    def _agreed(self, numbers: set[int]) -> int | None:
         """The one number that all places say; None where they differ or it is more than the loader gives."""
         number = next(iter(numbers))
-        is_too_large = self._expected is not None and number is not None and number > self._expected
+        is_too_large = self._expected is not None and number > self._expected
         return None if len(numbers) > 1 or is_too_large else number
 
 
@@ -192,12 +201,13 @@ def _proven_places(places: list[Place], expected: int | None) -> tuple[Place, ..
     ]
 
 
-def _agreed_length(batch: Any, places: list[Place], expected: int | None) -> int | None:
-    """The length that all tensors of the batch share, where that is proof: see `SampleCounter`."""
-    numbers = [place.number for place in places if place.kind == "tensor"]
-    if len(numbers) < 2 or len(set(numbers)) != 1 or (expected is not None and numbers[0] > expected):
-        return None
-    return None if _may_be_samples(batch) else numbers[0]
+def _agreeing_places(batch: Any, places: list[Place], expected: int | None) -> tuple[Place, ...]:
+    """The tensors of the batch if the length that all of them share is proof: see `SampleCounter`."""
+    tensors = [place for place in places if place.kind == "tensor"]
+    numbers = {place.number for place in tensors}
+    if len(tensors) < 2 or len(numbers) != 1 or (expected is not None and tensors[0].number > expected):
+        return ()
+    return () if _may_be_samples(batch) else tuple(tensors[:MAX_PLACES])
 
 
 def _may_be_samples(value: Any, depth: int = 0) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepbench.samples import SampleCounter, flatten_loaders, own_batch_size
+from stepbench.samples import MAX_LOOKS, SampleCounter, flatten_loaders, own_batch_size
 
 Pair = namedtuple("Pair", ["x", "y"])
 
@@ -143,6 +143,15 @@ def test_a_loader_of_another_batch_size_is_looked_at_anew() -> None:
     assert counter.count((torch.ones(20, 4), torch.ones(4))) == 4
     counter.expect(20)
     assert counter.count((torch.ones(20, 4), torch.ones(4))) == 20
+
+
+def test_batches_that_tell_nothing_are_not_looked_into_for_ever() -> None:
+    counter = SampleCounter()
+    counter.expect(4)
+    assert [counter.count(torch.ones(9)) for _ in range(MAX_LOOKS)] == [None] * MAX_LOOKS
+    assert counter.count(torch.ones(4)) is None
+    counter.expect(4)  # as another epoch begins
+    assert counter.count(torch.ones(4)) == 4
 
 
 class Hostile:
