@@ -232,6 +232,7 @@ def test_a_cell_that_fails_says_why_in_one_line_and_exits_1(
     assert summary["status"] == status
 
 
+@pytest.mark.full
 def test_results_in_a_named_directory_are_never_overwritten(stepbench: Stepbench, tmp_path: Path) -> None:
     conf = tiny_group(tmp_path / "my_conf")
     arguments = ("--config-dir", str(conf), "model=tiny", "data=tiny", "plots=false", "hydra.run.dir=mine", *FAST)

@@ -299,6 +299,7 @@ def test_an_interrupt_ends_the_worker_and_leaves_the_server_usable(tmp_path: Pat
     assert measure_cell(plan(tmp_path / "next"), launcher).status is Status.OK
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not can_fork(), reason="workers cannot be forked here")
 def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
     own = ForkLauncher()
