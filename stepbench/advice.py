@@ -161,11 +161,12 @@ def _describe_ranks(records: Sequence[RunRecord]) -> str | None:
     if worst is None or _wait_fraction(worst) <= WAIT_FRACTION:
         return None
     wait, share = units.format_duration(longest_wait_s(worst)), units.format_fraction(_wait_fraction(worst))
-    return f"rank {worst.phases_rank} is the slowest: in backward the others wait up to {wait} ({share} of the step) for it"
+    others = f"in backward the others wait up to {wait} ({share} of the step) for it"
+    return f"rank {worst.phases_rank} is the slowest: {others}"
 
 
 def _wait_fraction(summary: RunSummary) -> float:
-    return (longest_wait_s(summary) or 0.0) / summary.step.median_s
+    return (longest_wait_s(summary) or 0.0) / summary.step.mean_s
 
 
 # ---- what to do about noise ----

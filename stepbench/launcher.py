@@ -227,12 +227,13 @@ class SpawnLauncher:
             timed_out = not _wait(process, timeout_s)
             if timed_out:
                 self._end_group(process)
+            returncode = process.wait()
         except KeyboardInterrupt:
             self._end_group(process)
             raise
-        returncode = process.wait()
-        _signal_group(process.pid, signal.SIGKILL)
-        _wait_until_group_is_gone(process.pid)
+        finally:
+            _signal_group(process.pid, signal.SIGKILL)
+            _wait_until_group_is_gone(process.pid)
         return WorkerExit(returncode=returncode, timed_out=timed_out)
 
     def close(self) -> None:

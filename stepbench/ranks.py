@@ -105,8 +105,10 @@ def own_rank() -> int:
 
 
 LOST_CONNECTION = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|gloo.*timed? ?out|socket.*timed? ?out", re.I
+    r"(gloo|pair\.cc).*(connection (closed|reset|refused)|broken pipe|timed? ?out)|socket.*timed? ?out",
+    re.IGNORECASE | re.DOTALL,
 )
+"""What torch says when another rank is gone; gloo names one of its source files in it."""
 
 
 def is_lost_connection(error: BaseException) -> bool:

@@ -75,6 +75,8 @@ class StepTimer(PhaseTimer):
     ) -> None:
         if timer not in TIMERS:
             raise ValueError(f"timer must be one of {', '.join(TIMERS)}, got {timer!r}")
+        if batch_size_fn is not None and not callable(batch_size_fn):
+            raise ValueError(f"batch_size_fn must be a function of a batch, got {batch_size_fn!r}")
         blocks = None if sampling is None else _checked_sampling(sampling)
         super().__init__(timer=timer, sampling=blocks, batch_size_fn=batch_size_fn)
         self._out_dir = Path(f"outputs/{local_time_text()}" if out_dir is None else out_dir)
@@ -193,10 +195,10 @@ def step_timer_class(package_name: str | None = None) -> type[Any]:
 
 
 def _checked_sampling(sampling: tuple[int, int]) -> Sampling:
-    timed_steps, period_steps = sampling
-    if not 1 <= timed_steps <= period_steps:
+    is_pair = isinstance(sampling, tuple) and len(sampling) == 2 and all(isinstance(part, int) for part in sampling)
+    if not is_pair or not 1 <= sampling[0] <= sampling[1]:
         raise ValueError(f"sampling must be (N, M): N steps in every M, 1 <= N <= M; got {sampling!r}")
-    return Sampling(timed_steps=timed_steps, period_steps=period_steps)
+    return Sampling(timed_steps=sampling[0], period_steps=sampling[1])
 
 
 # ---- what a script does not say in so many words ----

@@ -118,7 +118,7 @@ def summarize_run(rows: Sequence[BatchTiming]) -> RunSummary | None:
     """
     ranks = sorted({row.rank for row in rows})
     rows_by_rank = [[row for row in rows if row.rank == rank] for rank in ranks]
-    steps_by_rank = _match_steps([_find_timed_steps(own) for own in rows_by_rank])
+    steps_by_rank = _match_steps(rows_by_rank)
     if not steps_by_rank or not steps_by_rank[0]:
         return None
     waits_s = [_mean_wait_s(steps) for steps in steps_by_rank]
@@ -165,16 +165,36 @@ def _find_timed_steps(rows: Sequence[BatchTiming]) -> list[Step]:
     return [step for step in ended if not any(row.compiled for row in step)]
 
 
-def _match_steps(steps_by_rank: Sequence[list[Step]]) -> list[list[Step]]:
-    """The steps that all ranks have, rank by rank; a step is known by the epochs and numbers of its batches."""
+def _match_steps(rows_by_rank: Sequence[Sequence[BatchTiming]]) -> list[list[Step]]:
+    """The timed steps that all ranks have, rank by rank; a step is known by its batches."""
+    steps_by_rank = [_find_timed_steps(rows) for rows in rows_by_rank]
     if len(steps_by_rank) < 2:
-        return list(steps_by_rank)
+        return steps_by_rank
+    names = {
+        id(row): key
+        for rows, own in zip(rows_by_rank, _match_batches(rows_by_rank), strict=True)
+        for row, key in zip(rows, own, strict=True)
+    }
 
     def key(step: Step) -> tuple[tuple[int, int], ...]:
-        return tuple((row.epoch, row.batch) for row in step)
+        return tuple(names[id(row)] for row in step)
 
     common = set.intersection(*({key(step) for step in steps} for steps in steps_by_rank))
     return [[step for step in steps if key(step) in common] for steps in steps_by_rank]
+
+
+def _match_batches(rows_by_rank: Sequence[Sequence[BatchTiming]]) -> list[list[tuple[int, int]]]:
+    """A name for every row, the same for the batches that the ranks trained together.
+
+    Their epoch and number; but where ranks have epochs of different length, gradients are averaged over the batches
+    that come at the same place in each rank's run.
+    """
+    by_number = [[(row.epoch, row.batch) for row in rows] for rows in rows_by_rank]
+    lasts = [dict(own) for own in by_number]  # the last batch of each epoch
+    shared = [epoch for epoch in lasts[0] if all(epoch in own for own in lasts)]
+    if all(own[epoch] == lasts[0][epoch] for own in lasts for epoch in shared[:-1]):
+        return by_number
+    return [[(0, place) for place in range(len(rows))] for rows in rows_by_rank]
 
 
 def _duration_s(step: Step) -> float:
@@ -259,15 +279,16 @@ def with_rank_waits(rows_by_rank: Sequence[Sequence[BatchTiming]]) -> list[Batch
     """
     if len(rows_by_rank) < 2:
         return [row for rows in rows_by_rank for row in rows]
-    by_batch = [{(row.epoch, row.batch): row for row in rows} for rows in rows_by_rank]
+    keys_by_rank = _match_batches(rows_by_rank)
+    by_batch = [dict(zip(keys, rows, strict=True)) for keys, rows in zip(keys_by_rank, rows_by_rank, strict=True)]
     return [
         dataclasses.replace(
             row,
             rank=rank,
-            rank_wait_s=_find_wait_s(row, [found.get((row.epoch, row.batch)) for found in by_batch]),
+            rank_wait_s=_find_wait_s(row, [found.get(key) for found in by_batch]),
         )
         for rank, rows in enumerate(rows_by_rank)
-        for row in rows
+        for key, row in zip(keys_by_rank[rank], rows, strict=True)
     ]
 
 

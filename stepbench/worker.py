@@ -163,7 +163,7 @@ def _fit(request: RunRequest, run: _Run) -> None:
     run.model = user_code.build(spec.model)
     datamodule = user_code.build(spec.data)
     run.package = _find_package(request, run.model, datamodule)
-    model = run.model if spec.compile is None else torch.compile(run.model, mode=spec.compile)
+    model = run.model if spec.compile is None else _compile(run.model, spec.compile)
     run.compile_mode = spec.compile
     run.trainer = _make_trainer(request, run.package)
     run.rule = ProtocolRule(request.protocol)
@@ -180,6 +180,12 @@ def _fit(request: RunRequest, run: _Run) -> None:
     run.trainer.fit(model, datamodule=datamodule)
     if run.trainer.world_size != spec.num_devices:
         raise RuntimeError(f"devices={spec.num_devices} were asked for, but {run.trainer.world_size} trained")
+
+
+def _compile(model: Any, mode: str) -> Any:
+    """The module compiled as Lightning's documentation has it, but for its logging, which the compiler cannot trace."""
+    model.log = torch.compiler.disable(model.log)  # type: ignore[no-untyped-call]  # `log_dict` calls it too
+    return torch.compile(model, mode=mode)
 
 
 def _make_stop_rule(request: RunRequest, rule: ProtocolRule, trainer: Any) -> ProtocolRule | ranks.AgreedRule:

@@ -177,7 +177,9 @@ def test_a_timer_that_slows_the_step_says_by_how_much(
 
 def test_ranks_that_wait_more_than_five_per_cent_name_the_slowest(tmp_path: Path) -> None:
     found = findings_of(tmp_path / "apart", two_ranks())
-    assert found["ranks"] == "rank 1 is the slowest: in backward the others wait up to 20.0 ms (61 % of the step) for it"
+    assert (
+        found["ranks"] == "rank 1 is the slowest: in backward the others wait up to 20.0 ms (61 % of the step) for it"
+    )
     waits = [None if row.rank_wait_s is None else row.rank_wait_s / 20 for row in two_ranks()]
     close = [dataclasses.replace(row, rank_wait_s=wait) for row, wait in zip(two_ranks(), waits, strict=True)]
     assert "ranks" not in findings_of(tmp_path / "close", close)

@@ -122,6 +122,7 @@ def test_lightning_tells_a_process_its_rank(monkeypatch: pytest.MonkeyPatch) -> 
         (torch.distributed.DistBackendError("NCCL error"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("Connection closed by peer"), False),
+        (RuntimeError("my database said: connection refused"), False),
     ],
 )
 def test_a_lost_connection_is_told_from_a_failure_of_its_own(

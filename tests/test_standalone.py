@@ -147,6 +147,8 @@ def test_sampling_and_counting_are_the_script_s_to_say(tmp_path: Path) -> None:
         ({"timer": "fast"}, "timer must be one of auto, host, sync, events, got 'fast'"),
         ({"sampling": (0, 10)}, "1 <= N <= M"),
         ({"sampling": (11, 10)}, "1 <= N <= M"),
+        ({"sampling": "10/100"}, "1 <= N <= M"),
+        ({"batch_size_fn": "my_module.count"}, "batch_size_fn must be a function"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_once(settings: dict[str, Any], message: str) -> None:

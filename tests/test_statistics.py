@@ -368,6 +368,18 @@ def test_waits_are_on_the_device_s_timeline_where_all_ranks_have_one() -> None:
     assert [row.rank_wait_s for row in with_rank_waits([on_device(first), second])] == pytest.approx([0.01, 0])
 
 
+def test_ranks_with_epochs_of_different_length_are_matched_as_they_ran() -> None:
+    def epochs_of(length: int, backward_s: float) -> list[BatchTiming]:
+        rows = make_rows(1.0, num_batches=12, num_warmup=0, epoch_length=length)
+        return [dataclasses.replace(row, backward_s=backward_s) for row in rows]
+
+    rows = with_rank_waits([epochs_of(3, 0.5), epochs_of(4, 0.2)])
+    assert [row.rank_wait_s for row in rows] == pytest.approx([0.3] * 12 + [0.0] * 12)
+    summary = summary_of(rows)
+    assert summary.num_steps == 12
+    assert summary.phases_rank == 1
+
+
 def test_a_single_rank_s_rows_are_left_as_they_are() -> None:
     rows = make_rows(0.01)
     assert with_rank_waits([rows]) == rows

@@ -153,9 +153,15 @@ def test_a_module_that_compiles_a_part_of_itself_says_so(measure: Measure) -> No
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("package", ["", "other_package_samples.Other"])
-def test_a_model_is_compiled_where_asked_for(measure: Measure, package: str) -> None:
-    classes = {"model": f"{package}Module", "data": f"{package}Data"} if package else {}
+@pytest.mark.parametrize(
+    "classes",
+    [
+        {},
+        {"model": "LoggingModule"},
+        {"model": "other_package_samples.OtherModule", "data": "other_package_samples.OtherData"},
+    ],
+)
+def test_a_model_is_compiled_where_asked_for(measure: Measure, classes: dict[str, str]) -> None:
     record = measure(compile="default", timeout_s=200.0, **classes)
     assert record.status is Status.OK, record.reason
     assert record.effective is not None

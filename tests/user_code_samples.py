@@ -37,6 +37,16 @@ class TinyModule(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
+class LoggingModule(TinyModule):
+    """Logs its loss, as most do."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss, prog_bar=True)
+        self.log_dict({"twice": 2 * loss})
+        return loss
+
+
 def raise_value_error() -> None:
     raise ValueError("planted: out of memory, says a ValueError")
 
