@@ -213,6 +213,8 @@ class PhaseTimer:
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Note the epoch's number and its loader's batch size; put hooks on every optimizer, which may be new ones."""
+        if self._tap is None:  # a callback that came when training had started
+            return
         self._epoch = trainer.current_epoch
         self._batch = 0
         self._samples.expect(next(map(own_batch_size, flatten_loaders(trainer.train_dataloader)), None))

@@ -281,6 +281,19 @@ def test_nothing_of_the_trainer_is_kept() -> None:
     assert kept() is None
 
 
+def test_a_timer_that_comes_when_training_has_started_does_no_harm() -> None:
+    late = make_timer()
+
+    class Adding(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            trainer.callbacks = [*trainer.callbacks, late]  # type: ignore[attr-defined]
+
+    lab = Lab(num_items=24)
+    lab.further_callbacks = [Adding()]
+    assert phase_milliseconds(lab.run()) == PLAIN
+    assert late.rows == []
+
+
 class ReplacingCallback(pl.Callback):
     """Puts a profiler of its own in the place of whatever is there."""
 
