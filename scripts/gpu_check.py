@@ -240,9 +240,9 @@ def check_overhead(steps: int) -> list[Check]:
         for _ in range(ROUNDS):
             for kind in random.sample(list(kinds), len(kinds)):
                 times[kind].append(step_ms(kinds[kind], width, 4 * steps))
-        bare = statistics.median(times["bare"])
+        bare = median(times["bare"])
         for kind in list(kinds)[1:]:
-            ratio = statistics.median(x / y for x, y in zip(times[kind], times["bare"], strict=True)) - 1
+            ratio = median(x / y for x, y in zip(times[kind], times["bare"], strict=True)) - 1
             limit = None if kind == "sync" else 0.02 if name == "larger model" else 0.15
             checks.append(
                 Check(

@@ -38,6 +38,9 @@ MAX_COLUMNS = 800
 MAX_EPOCH_LINES = 100
 """More epoch starts than this would cover what they mark."""
 
+WHITE_EDGE = {"markeredgecolor": "white", "markeredgewidth": 0.5}
+"""Of a marker that may lie on a bar."""
+
 OUTLIER_IQRS = 6.0
 """Batches further above the upper quartile may lie outside the picture; they are counted and marked."""
 
@@ -291,47 +294,15 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
             zorder=6,
         )
     if len(validated):
-        axes.plot(
-            x[validated] + 0.5,
-            np.full(len(validated), 0.965),
-            linestyle="none",
-            marker="v",
-            markersize=5,
-            color="0.25",
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            transform=transform,
-            label="validation follows",
-            zorder=7,
-        )
+        style = {"marker": "v", "markersize": 5, "color": "0.25", **WHITE_EDGE}
+        _mark_batches(axes, x[validated] + 0.5, 0.965, label="validation follows", **style)
     if compiled.any():
-        axes.plot(
-            x[compiled],
-            np.full(compiled.sum(), 0.92),
-            linestyle="none",
-            marker="X",
-            markersize=6,
-            color="black",
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            transform=transform,
-            label=COMPILED,
-            zorder=7,
-        )
+        style = {"marker": "X", "markersize": 6, "color": "black", **WHITE_EDGE}
+        _mark_batches(axes, x[compiled], 0.92, label=COMPILED, **style)
     above = values > limit
     if above.any():
-        axes.plot(
-            x[above],
-            np.full(above.sum(), 1.0),
-            linestyle="none",
-            marker="^",
-            markersize=5,
-            color=FAILURE_COLOUR,
-            transform=transform,
-            clip_on=False,
-            label="not shown: slower",
-            zorder=7,
-        )
+        style = {"marker": "^", "markersize": 5, "color": FAILURE_COLOUR, "clip_on": False}
+        _mark_batches(axes, x[above], 1.0, label="not shown: slower", **style)
     lines = [_describe_rows(rows, labels)]
     if above.any():
         highest = units.format_duration(float(values.max()) / unit.per_s)
@@ -340,6 +311,12 @@ def _decorate(axes: Axes, rows: pd.DataFrame, unit: units.DurationUnit, labels: 
         count = units.format_count(int(above.sum()), "slower batch", "slower batches")
         lines.append(f"{count} not shown (up to {highest}{where})")
     return "\n".join([*lines, labels.note])
+
+
+def _mark_batches(axes: Axes, x: np.ndarray, height: float, **style: Any) -> None:
+    """A marker at each of these batches, at this fraction of the axes' height."""
+    transform = axes.get_xaxis_transform()
+    axes.plot(x, np.full(len(x), height), linestyle="none", transform=transform, zorder=7, **style)
 
 
 def _describe_rows(rows: pd.DataFrame, labels: CellLabels) -> str:

@@ -95,9 +95,11 @@ class DeviceClock(HostClock):
 
     def can_record(self) -> bool:
         """See `Clock.can_record`: an event that a CUDA graph captures cannot be timed."""
+        if not self._is_cuda:
+            return True
         import torch
 
-        return not (self._is_cuda and torch.cuda.is_current_stream_capturing())
+        return not torch.cuda.is_current_stream_capturing()
 
 
 def resolve_timer(timer: str, device_type: str) -> str:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 
-from stepbench.protocol import SLOW_TIMED_BATCHES, ProtocolRule
+from stepbench.protocol import SLOW_TIMED_BATCHES, ProtocolRule, mark_warmup
 from stepbench.record import BatchTiming, Protocol
 
 AGREEMENT_GROWTH = 1.25
@@ -73,6 +73,12 @@ def common_num_warmup_batches(timings: list[RankTimings]) -> int | None:
     counts = [timing.num_warmup_batches for timing in timings]
     known = [count for count in counts if count is not None]
     return max(known) if len(known) == len(counts) else None
+
+
+def mark_common_warmup(timings: list[RankTimings]) -> list[list[BatchTiming]]:
+    """The rows of every rank with the warm-up marked that they have in common."""
+    num_warmup_batches = common_num_warmup_batches(timings)
+    return [mark_warmup(timing.rows, num_warmup_batches) for timing in timings]
 
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from stepbench import facts, ranks
 from stepbench.callback import PhaseTimer, phase_timer_class
 from stepbench.clock import NS_PER_S, TIMERS, HostClock, local_time_text, monotonic_s, unix_time_s
 from stepbench.lightning_package import PACKAGES, load_package
-from stepbench.protocol import find_warmup, mark_warmup
+from stepbench.protocol import find_warmup
 from stepbench.record import (
     OWN_SCRIPT,
     BatchTiming,
@@ -110,17 +110,19 @@ class StepTimer(PhaseTimer):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Put everything back, then write and print."""
         super().on_train_end(trainer, pl_module)
-        timings = ranks.gather(ranks.RankTimings(rows=self.rows, num_warmup_batches=find_warmup(self.rows, WARMUP)))
-        self._finish(trainer, pl_module, timings, Status.OK, None)
+        self._finish(trainer, pl_module, ranks.gather(self._own_timings()), Status.OK, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Put everything back and keep what was measured before training failed; an interrupt is an end like others."""
         was_training = self._tap is not None
         super().on_exception(trainer, pl_module, exception)
         if was_training:  # the other ranks cannot be asked any more
-            own = ranks.RankTimings(rows=self.rows, num_warmup_batches=find_warmup(self.rows, WARMUP))
             status = Status.OK if isinstance(exception, KeyboardInterrupt) else Status.ERROR
-            self._finish(trainer, pl_module, [own], status, exception)
+            self._finish(trainer, pl_module, [self._own_timings()], status, exception)
+
+    def _own_timings(self) -> ranks.RankTimings:
+        rows = self.rows  # made anew each time they are asked for
+        return ranks.RankTimings(rows=rows, num_warmup_batches=find_warmup(rows, WARMUP))
 
     def _finish(
         self,
@@ -134,8 +136,7 @@ class StepTimer(PhaseTimer):
         if self.directory is None:
             return
         try:
-            num_warmup_batches = ranks.common_num_warmup_batches(timings)
-            rows = with_rank_waits([mark_warmup(timing.rows, num_warmup_batches) for timing in timings])
+            rows = with_rank_waits(ranks.mark_common_warmup(timings))
             self.record = self._describe_run(trainer, pl_module, rows, status, error)
             _write(self.directory, self.record, rows)
             if self.record.summary is None:
@@ -154,14 +155,19 @@ class StepTimer(PhaseTimer):
         reason = None if error is None else f"training ended with {type(error).__name__}: {error}"
         if status is Status.OK and summary is None:
             status, reason = Status.NO_BATCHES, reason or self.why_nothing_was_timed()
-        request = _describe_request(trainer, pl_module, rows, self._timer, self._sampling)
-        spec = dataclasses.replace(request.spec, accumulate_grad_batches=self._accumulate_grad_batches)
-        request = dataclasses.replace(request, spec=spec)
+        spec = _describe_spec(trainer, pl_module, rows, self._accumulate_grad_batches)
+        request = RunRequest(
+            spec=spec,
+            protocol=dataclasses.replace(WARMUP, epochs=max(1, len({row.epoch for row in rows}))),
+            timer=self._timer,
+            sampling=self._sampling,
+            choices=tuple((key, getattr(spec, key).target.rpartition(".")[2]) for key in ("model", "data")),
+        )
         first_ns = self.first_batch_end_ns
         assert self._environment is not None
         return RunRecord(
             request=request,
-            spec_hash=spec_hash(request.spec),
+            spec_hash=spec_hash(spec),
             status=status,
             reason=reason,
             traceback=None if error is None else "".join(traceback.format_exception(error)),
@@ -204,26 +210,19 @@ def _checked_sampling(sampling: tuple[int, int]) -> Sampling:
 # ---- what a script does not say in so many words ----
 
 
-def _describe_request(
-    trainer: Any, pl_module: Any, rows: list[BatchTiming], timer: str, sampling: Sampling | None
-) -> RunRequest:
-    """The script's training in the terms of a request: a spec of what it trains, under the names of its classes."""
+def _describe_spec(trainer: Any, pl_module: Any, rows: list[BatchTiming], accumulate_grad_batches: int) -> RunSpec:
+    """What the script trains in the terms of a request, under the names of its classes."""
     data = trainer.datamodule if trainer.datamodule is not None else _training_set(trainer)
     batch_size = next(iter(facts.loader_batch_sizes(trainer)), None) or facts.largest_batch(rows)
-    return RunRequest(
-        spec=RunSpec(
-            model=Component(target=_path_of(pl_module), arguments_json=_hyperparameters(pl_module)),
-            data=Component(target=_path_of(data), arguments_json=_hyperparameters(data)),
-            batch_size=batch_size or 0,
-            precision=str(trainer.precision),
-            accelerator=trainer.strategy.root_device.type,
-            num_devices=trainer.world_size,
-            seed=_global_seed(),
-        ),
-        protocol=dataclasses.replace(WARMUP, epochs=max(1, len({row.epoch for row in rows}))),
-        timer=timer,
-        sampling=sampling,
-        choices=(("model", type(pl_module).__name__), ("data", type(data).__name__)),
+    return RunSpec(
+        model=Component(target=_path_of(pl_module), arguments_json=_hyperparameters(pl_module)),
+        data=Component(target=_path_of(data), arguments_json=_hyperparameters(data)),
+        batch_size=batch_size or 0,
+        precision=str(trainer.precision),
+        accelerator=trainer.strategy.root_device.type,
+        num_devices=trainer.world_size,
+        accumulate_grad_batches=accumulate_grad_batches,
+        seed=_global_seed(),
     )
 
 

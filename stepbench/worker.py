@@ -308,10 +308,7 @@ def _gather_rows(run: _Run) -> list[BatchTiming]:
     """The rows of all ranks with their warm-up marked, the same batches on each; every rank must call it."""
     assert run.timer is not None
     own = ranks.RankTimings(rows=run.timer.rows, num_warmup_batches=_num_warmup_batches(run))
-    timings = ranks.gather(own)
-    num_warmup_batches = ranks.common_num_warmup_batches(timings)
-    marked = [mark_warmup(timing.rows, num_warmup_batches) for timing in timings]
-    return marked[0] if len(marked) == 1 else with_rank_waits(marked)
+    return with_rank_waits(ranks.mark_common_warmup(ranks.gather(own)))
 
 
 def _rows_before_failure(run: _Run) -> list[BatchTiming]:
