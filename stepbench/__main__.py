@@ -21,7 +21,13 @@ from omegaconf import DictConfig
 from stepbench import units
 from stepbench.composition_errors import explain
 from stepbench.launcher import LaunchError, make_launcher
-from stepbench.overrides import config_directories, find_choices, find_unquoted_choices, prepare_arguments
+from stepbench.overrides import (
+    config_directories,
+    find_choices,
+    find_project_root,
+    find_unquoted_choices,
+    prepare_arguments,
+)
 from stepbench.record import RunRequest
 from stepbench.settings import SettingsError, conf_dir, config_text, read_request
 from stepbench.sweep import (
@@ -77,7 +83,9 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
     try:
         choices = {str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if choice}
         _refuse_shadowed(choices.items(), [Path(source.path) for source in hydra_config.runtime.config_sources])
-        request = read_request(config, choices)
+        request = read_request(
+            config, choices, directory=Path(hydra_config.runtime.cwd), own_directory=bool(hydra_config.job.chdir)
+        )
     except SettingsError as error:
         where = f"cell {hydra_config.job.num} ({' '.join(overrides)}): " if plan.is_sweep else ""
         plan.problems.extend(f"{where}{problem}" for problem in error.problems)
@@ -162,6 +170,7 @@ def _compose(plan: _Plan) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # have errors come here, instead of as prints and an exit code of Hydra's
     try:
         sys.argv[0] = "stepbench"
+        os.environ.setdefault("PROJECT_ROOT", str(find_project_root(arguments)))
         sys.argv[1:] = prepare_arguments(arguments)
         _refuse_shadowed(find_choices(sys.argv[1:]), config_directories(arguments))
         app = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")

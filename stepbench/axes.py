@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stepbench.record import Component, EffectiveSettings, RunRecord, RunRequest, RunSpec, canonical_json
@@ -37,6 +39,9 @@ RESOURCES = ("num_devices",)
 TITLES = {"batch_size": "batch size", "num_devices": "devices"}
 """Names in words where the setting's own is none."""
 
+LEFT_OPEN = ("batch_size", "precision", "accumulate_grad_batches")
+"""Settings that the user's own files may have decided: without a value of their own they are called what ran."""
+
 UNSET = {"compile": "off"}
 """What a setting without a value is called where it is not left open."""
 
@@ -48,6 +53,9 @@ USUAL_SETTINGS = {
     "strategy": None,
     "accumulate_grad_batches": 1,
     "compile": None,
+    "num_workers": None,
+    "pin_memory": None,
+    "persistent_workers": None,
     "data.num_workers": 0,
 }
 """Settings that a cell's label names only where they are others than these."""
@@ -101,15 +109,21 @@ def requested_column(name: str) -> str:
 
 
 def flatten_request(request: RunRequest) -> dict[str, Value]:
-    """Every setting of a request by its dotted name: the spec's own fields, then the arguments of model and data."""
+    """Every setting of a request by its dotted name: the spec's own fields, then the arguments of what it builds."""
     spec, choices = request.spec, dict(request.choices)
     flat: dict[str, Value] = {}
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
-        default = value.target.rpartition(".")[2] if isinstance(value, Component) else value
-        flat[field.name] = choices.get(field.name, default) if field.name in GROUPS else value
-    for name in ("model", "data"):
-        flat |= _flatten(name, getattr(spec, name).arguments)
+        default = re.split("[.:]", value.target)[-1] if isinstance(value, Component) else value
+        if field.name not in ("cli", "trainer"):
+            flat[field.name] = choices.get(field.name, default) if field.name in GROUPS else value
+    for name in ("model", "data", "trainer"):
+        component = getattr(spec, name)
+        flat |= {} if component is None else _flatten(name, component.arguments)
+    if spec.cli is not None:
+        flat["cli_config"] = " ".join(Path(file).name for file in spec.cli.files)
+        for name, value in spec.cli.overrides.items():
+            flat |= _flatten(name, value)
     return flat
 
 
@@ -142,7 +156,7 @@ def _is_redundant(name: str, kept: Sequence[str], columns: Mapping[str, Sequence
     owner = DECISIVE_AXES.get(name, name.partition(".")[0])
     if owner in kept and owner != name and _decides(columns[owner], columns[name]):
         return True
-    if "." not in name and name != "data":
+    if "." not in name and name not in ("data", "cli_config"):
         return False
     candidates = kept if "." in name else [other for other in kept if other == "model"]
     return any(_decides(columns[o], columns[name]) and _decides(columns[name], columns[o]) for o in candidates)
@@ -214,6 +228,9 @@ def label_setting(name: str, value: Value, records: Sequence[RunRecord]) -> str:
     """`16-mixed (ran as bf16-mixed)`: a requested value with what it ran as in these runs where that is another."""
     if name not in EFFECTIVE_TWINS:
         return label_value(value, name)
+    if value is None and name in LEFT_OPEN:
+        ran = {getattr(record.effective, name) for record in records if record.effective is not None} - {None}
+        return " or ".join(sorted(map(str, ran))) or label_value(value, name)
     ran_as = [find_differences(record)[name][1] for record in records if name in find_differences(record)]
     suffix = " or ".join(dict.fromkeys(label_value(effective) for effective in ran_as))
     return f"{label_value(value, name)} (ran as {suffix})" if suffix else label_value(value, name)
@@ -231,7 +248,8 @@ def label_combination(labels: Mapping[str, str]) -> str:
 def label_request(request: RunRequest, records: Sequence[RunRecord]) -> str:
     """A cell's settings without its study: `batch 16, precision 32`, then those that are not as they mostly are."""
     flat = flatten_request(request)
-    parts = [f"batch {flat['batch_size']}", f"precision {label_setting('precision', flat['precision'], records)}"]
+    batch_size = label_setting("batch_size", flat["batch_size"], records)
+    parts = [f"batch {batch_size}", f"precision {label_setting('precision', flat['precision'], records)}"]
     for name, usual in USUAL_SETTINGS.items():
         value = flat.get(name)
         if value is not None and value != usual:

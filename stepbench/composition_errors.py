@@ -9,7 +9,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-FREE_ARGUMENTS = ("model.", "data.")
+FREE_ARGUMENTS = ("model.", "data.", "trainer.", "optimizer.", "lr_scheduler.")
 """Where a key that the configuration does not declare may be meant: an argument of the user's class."""
 
 NO_SETTINGS = ("hydra", "_target_")

@@ -34,7 +34,9 @@ def effective_settings(
         num_devices=trainer.world_size,
         strategy=type(trainer.strategy).__name__,
         accumulate_grad_batches=trainer.accumulate_grad_batches,
-        num_workers=_num_workers(trainer),
+        num_workers=_loader_setting(trainer, "num_workers"),
+        pin_memory=_loader_setting(trainer, "pin_memory"),
+        persistent_workers=_loader_setting(trainer, "persistent_workers"),
         start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         worker_start=worker_start,
         num_threads=torch.get_num_threads(),
@@ -72,10 +74,10 @@ def numbers_of_items(trainer: Any) -> list[int]:
     return lengths
 
 
-def _num_workers(trainer: Any) -> int | None:
-    """The most worker processes that one of the training loaders has; None where no loader tells."""
+def _loader_setting(trainer: Any, name: str) -> Any:
+    """The largest value that one of the training loaders has; None where no loader tells."""
     loaders = flatten_loaders(trainer.train_dataloader)
-    return max((loader.num_workers for loader in loaders if hasattr(loader, "num_workers")), default=None)
+    return max((getattr(loader, name) for loader in loaders if hasattr(loader, name)), default=None)
 
 
 def environment_at_start() -> Environment:
@@ -102,7 +104,7 @@ def peak_memory(trainer: Any) -> dict[str, Any]:
     }
 
 
-def count_parameters(model: object) -> dict[str, int]:
+def count_parameters(model: object) -> dict[str, Any]:
     """A model's parameters, as fields of a record; nothing of what is no model."""
     if not isinstance(model, torch.nn.Module):
         return {}

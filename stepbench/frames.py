@@ -211,12 +211,16 @@ def _sum_sampled(rows: Sequence[Mapping[str, Any]]) -> int | None:
     return sum(counts)
 
 
-def _samples_per_step(cell: Cell) -> int:
-    """Samples of a whole step over all devices, by the settings that ran; a ragged last batch is not the rule."""
+def _samples_per_step(cell: Cell) -> int | None:
+    """Samples of a whole step over all devices, by the settings that ran; a ragged last batch is not the rule.
+
+    None where neither the settings nor the runs tell.
+    """
     spec, record = cell.request.spec, cell.last_record
     effective = (record and record.effective) or EffectiveSettings()
-    micro_batches = effective.accumulate_grad_batches or spec.accumulate_grad_batches
-    return (effective.batch_size or spec.batch_size) * micro_batches * (effective.num_devices or spec.num_devices)
+    batch_size = effective.batch_size or spec.batch_size
+    micro_batches = effective.accumulate_grad_batches or spec.accumulate_grad_batches or 1
+    return None if batch_size is None else batch_size * micro_batches * (effective.num_devices or spec.num_devices)
 
 
 def make_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -49,7 +49,22 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     overrides = list(get_args_parser().parse_intermixed_args(list(arguments)).overrides)
     left = list(overrides)
     flags = [argument for argument in arguments if not (left and argument == left[0] and left.pop(0))]
+    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
+    if "cli_config" in keys:  # its files name module and data
+        overrides += [f"{group}=none" for group in ("model", "data") if group not in keys]
     return [*flags, *(quote_choices(override, groups) for override in overrides)]
+
+
+def find_project_root(arguments: Sequence[str]) -> Path:
+    """What the environment variable PROJECT_ROOT is to be where it is not set, as some templates for projects expect.
+
+    The nearest directory with a file `.project-root`, from the configuration directory upwards; else the working one.
+    """
+    for start in [*config_directories(arguments)[1:], Path.cwd()]:
+        for directory in (start.resolve(), *start.resolve().parents):
+            if (directory / ".project-root").exists():
+                return directory
+    return Path.cwd()
 
 
 def find_choices(arguments: Sequence[str]) -> list[tuple[str, str]]:

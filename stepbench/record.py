@@ -71,23 +71,58 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CliProgram:
+    """A program that is configured by files for Lightning's own command line, `LightningCLI`.
+
+    `files` are absolute paths, of which later ones win, and `sha256` says what they held. The dotted paths name a
+    subclass of `LightningCLI` and the classes that it is made for, where the files were written for such a one, and
+    modules to import before, whose classes the files then may give short names.
+    `overrides_json` is a mapping laid over the files, like `{"model": {"init_args": {"hidden": 64}}}`.
+    """
+
+    files: tuple[str, ...]
+    sha256: tuple[str, ...]
+    cli_class: str | None = None
+    model_class: str | None = None
+    data_class: str | None = None
+    imports: tuple[str, ...] = ()
+    overrides_json: str = "{}"
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What is laid over the files."""
+        parsed: dict[str, Any] = json.loads(self.overrides_json)
+        return parsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """The workload that a run measures, as requested. Equal specs are the same cell; protocol and timer stay outside.
 
-    None leaves torch its own choice of `num_threads`, its default `float32_matmul_precision`, Lightning its own choice
-    of `strategy`, and the model uncompiled; `compile` is else a mode of `torch.compile`.
+    The program is a `model`, with `data` unless its module has loaders of its own, and a `trainer` with the user's own
+    settings where there is one; or it is a `cli` instead. `setup_fn` is the dotted path of a function of the user's
+    that is called with module and data module before they are fitted.
+
+    None leaves a setting to the user's own code and files, torch or Lightning; the model is uncompiled, and `compile`
+    is else a mode of `torch.compile`.
     """
 
-    model: Component
-    data: Component
-    batch_size: int
-    precision: str
-    accelerator: str
+    model: Component | None = None
+    data: Component | None = None
+    cli: CliProgram | None = None
+    trainer: Component | None = None
+    setup_fn: str | None = None
+    batch_size: int | None = None
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    precision: str | None = None
+    accelerator: str | None = None
     num_devices: int = 1
     strategy: str | None = None
-    accumulate_grad_batches: int = 1
+    accumulate_grad_batches: int | None = None
     compile: str | None = None
-    seed: int = 0
+    seed: int | None = None
     num_threads: int | None = None
     float32_matmul_precision: str | None = None
 
@@ -120,11 +155,30 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """Which of Lightning's profilers looks into a cell, and over how many batches, after some that warm up.
+
+    `memory` asks the profiler of torch for a timeline of the memory in use too.
+    """
+
+    profiler: str
+    warmup_batches: int
+    batches: int
+    memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """Everything a worker needs to know: the workload, how to measure it, and which visit of the cell this is.
 
     `choices` pairs a config group with the option chosen for it, for labels. `sampling` None leaves the choice to the
-    timer. `batch_size_fn` is the dotted path of a function of the user's that counts the samples of a batch.
+    timer. `batch_size_fn` is the dotted path of a function of the user's that counts the samples of a batch,
+    `batch_size_key` the dotted key of the user's configuration that sets the batch size, where it has to be told.
+    `placed` pairs a setting of the loaders with the argument that it has already been written to, `set_aside` names
+    what of the user's files has been left out already. With
+    `own_directory` the run starts in a directory of its own, else where the command was typed. `count_flops` has the
+    floating-point operations of a step counted after the timing, `peak_flop_per_s` is the device's, if told. `profile` looks into the cell, on a
+    run of its own.
     """
 
     spec: RunSpec
@@ -132,6 +186,13 @@ class RunRequest:
     timer: str
     sampling: Sampling | None = None
     batch_size_fn: str | None = None
+    batch_size_key: str | None = None
+    placed: tuple[tuple[str, str], ...] = ()
+    set_aside: tuple[str, ...] = ()
+    own_directory: bool = False
+    count_flops: bool = True
+    peak_flop_per_s: float | None = None
+    profile: ProfileRequest | None = None
     round: int = 0
     attempt: int = 0
     timeout_s: float | None = None
@@ -278,7 +339,9 @@ class RunSummary:
 class EffectiveSettings:
     """What really ran, to be shown wherever it differs from what the spec asked for. None is unknown.
 
-    `sampling` is `N/M`, N steps in every M timed by phase; None where all of them were.
+    `sampling` is `N/M`, N steps in every M timed by phase; None where all of them were. `placed` pairs a setting of the
+    loaders with what brought it to them, `trainer_settings` are the user's own settings of the trainer that were kept,
+    `set_aside` names what a timing run must not use.
     """
 
     precision: str | None = None
@@ -289,6 +352,8 @@ class EffectiveSettings:
     strategy: str | None = None
     accumulate_grad_batches: int | None = None
     num_workers: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
     start_method: str | None = None
     worker_start: str | None = None
     num_threads: int | None = None
@@ -297,6 +362,9 @@ class EffectiveSettings:
     timer: str | None = None
     sampling: str | None = None
     lightning_package: str | None = None
+    placed: tuple[tuple[str, str], ...] = ()
+    trainer_settings: tuple[tuple[str, str], ...] = ()
+    set_aside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +428,22 @@ class Compilation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlopCount:
+    """Floating-point operations of one optimizer step over all devices, counted on a pass of its own.
+
+    `flop_per_step` is None where they could not be counted, for the reason `problem`. `unknown_operators` ran and have
+    no formula, so that the count is a lower bound. `peak_flop_per_s` is what one device can do at most in the precision
+    that ran, None where it is unknown, and `peak_source` who says so.
+    """
+
+    flop_per_step: int | None
+    unknown_operators: tuple[str, ...] = ()
+    problem: str | None = None
+    peak_flop_per_s: float | None = None
+    peak_source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run: what was asked, what ran, what happened, and its own summary. A cell always leaves one.
 
@@ -379,6 +463,7 @@ class RunRecord:
     compilation: Compilation | None = None
     num_forced_waits: int = 0
     summary: RunSummary | None = None
+    flop: FlopCount | None = None
     rank: int = 0
     peak_host_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None
@@ -388,8 +473,13 @@ class RunRecord:
 
 
 def spec_hash(spec: RunSpec) -> str:
-    """Sixteen hexadecimal digits that equal specs share; fields that are None do not count, so more can be added."""
+    """Sixteen hexadecimal digits that equal specs share; fields that are None do not count, so more can be added.
+
+    Of files it is what they hold that counts, not where they lie.
+    """
     known = {key: value for key, value in dataclasses.asdict(spec).items() if value is not None}
+    if spec.cli is not None:
+        known["cli"] = {key: value for key, value in known["cli"].items() if key != "files" and value is not None}
     return hashlib.sha256(canonical_json(known).encode()).hexdigest()[:16]
 
 
@@ -506,12 +596,15 @@ def read_request(path: Path) -> RunRequest:
 
 def _find_contradiction(record: RunRecord) -> str | None:
     """What no run can have written although every type is right; None where there is nothing of the kind."""
-    for component in (record.request.spec.model, record.request.spec.data):
+    spec = record.request.spec
+    texts = [(c.target, c.arguments_json) for c in (spec.model, spec.data, spec.trainer) if c is not None]
+    texts += [] if spec.cli is None else [("the files", spec.cli.overrides_json)]
+    for target, text in texts:
         try:
-            if not isinstance(json.loads(component.arguments_json), dict):
-                return f"the arguments of {component.target} are no mapping"
+            if not isinstance(json.loads(text), dict):
+                return f"the arguments of {target} are no mapping"
         except ValueError:
-            return f"the arguments of {component.target} are no JSON"
+            return f"the arguments of {target} are no JSON"
     summary = record.summary
     if summary is None:
         return None

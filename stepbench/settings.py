@@ -6,19 +6,25 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from stepbench import user_files
 from stepbench.clock import TIMERS
 from stepbench.composition_errors import did_you_mean
-from stepbench.record import Component, Protocol, RunRequest, RunSpec, Sampling, canonical_json
+from stepbench.record import CliProgram, Component, Protocol, RunRequest, RunSpec, Sampling, canonical_json
+from stepbench.user_files import TrainerWishes
 
 WORKER_STARTS = ("auto", "fork", "spawn")
-FREE_GROUPS = ("model", "data")
+FREE_GROUPS = ("model", "data", "trainer")
 """Config groups whose keys belong to the user's classes."""
+
+NAMING_GROUPS = ("callbacks", "logger", "paths", "extras", "local")
+"""Config groups that a directory of the user's may have, and no program of LightningCLI knows."""
 
 GROUPS_SHOWN = ("model", "data", "precision", "device", "protocol")
 """Config groups whose choices label a cell."""
@@ -69,10 +75,10 @@ def conf_dir() -> Path:
 class _Checker:
     """Takes values out of the configuration and gathers what is wrong with them."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], problems: Sequence[str]) -> None:
         self._values = values
         self._taken: set[str] = set()
-        self.problems: list[str] = []
+        self.problems: list[str] = list(problems)
 
     def take(self, key: str, accepts: Callable[[Any], bool], expected: str) -> Any:
         """The value at a dotted key; None, with a problem noted, where it is missing or not accepted."""
@@ -115,6 +121,10 @@ class _Checker:
         )
         return None if value is None else float(value)
 
+    def positive_number(self, key: str) -> Any:
+        value = self.take(key, lambda v: v is None or (_is_number(v) and v > 0), "a number > 0, or null")
+        return None if value is None else float(value)
+
     def choice(self, key: str, options: Sequence[str], *, optional: bool = False) -> Any:
         expected = "one of " + ", ".join(options) + (", null" if optional else "")
         return self.take(key, lambda v: (optional and v is None) or (isinstance(v, str) and v in options), expected)
@@ -126,12 +136,15 @@ class _Checker:
             lambda v: v is None or (isinstance(v, str) and v != ""),
             "the name of a Lightning strategy, such as ddp, or null",
         )
+        return None if name == "auto" else name
+
+    def check_strategy(self, key: str, name: str | None) -> None:
+        """Note a strategy, whoever has asked for it, whose processes leave nothing."""
         if any(part in (name or "") for part in STRATEGIES_WITHOUT_RECORDS):
             self.problems.append(
                 f"{key} must be one that starts each process as a command, such as ddp, which measures the same, got "
                 f"{name!r}: the results of processes that it starts another way come back through no file"
             )
-        return None if name == "auto" else name
 
     def compile_mode(self, key: str) -> Any:
         """A mode of torch.compile; None where the model stays as it is."""
@@ -155,40 +168,121 @@ class _Checker:
         """The dotted path of a function, or None."""
         return self.take(
             key,
-            lambda v: v is None or (isinstance(v, str) and "." in v.strip(".")),
-            "the dotted path of a function, such as my_module.count_samples, or null",
+            lambda v: v is None or _is_path(v),
+            "the path of a function, such as my_module:my_function, or null",
+        )
+
+    def class_path(self, key: str) -> Any:
+        """The path of a class of the user's, or None."""
+        return self.take(
+            key, lambda v: v is None or _is_path(v), "an importable path, such as my_module:MyClass, or null"
+        )
+
+    def names(self, key: str, what: str) -> list[str]:
+        """A list of names; one alone may stand without the brackets."""
+        value = self.take(
+            key,
+            lambda v: isinstance(v, str) or (isinstance(v, list) and all(isinstance(item, str) for item in v)),
+            f"a list of {what}",
+        )
+        return [value] if isinstance(value, str) else value or []
+
+    def flag(self, key: str, *, optional: bool = False) -> Any:
+        return self.take(
+            key,
+            lambda v: isinstance(v, bool) or (optional and v is None),
+            "true or false" + (", or null" if optional else ""),
         )
 
     def component(self, key: str) -> Component:
+        """A class and its arguments: those beside `_target_`, or in `kwargs` beside a `path`."""
+        node = self._values.get(key) or {}
+        has_path = "path" in node and "_target_" not in node
         target = self.take(
-            f"{key}._target_", lambda v: isinstance(v, str) and "." in v.strip("."), "an importable dotted path"
+            f"{key}.path" if has_path else f"{key}._target_",
+            _is_path,
+            "an importable path, such as my_package.my_module:MyClass or ./my_file.py:MyClass",
         )
-        arguments = {name: value for name, value in (self._values.get(key) or {}).items() if name != "_target_"}
+        arguments = (node.get("kwargs") or {}) if has_path else {k: v for k, v in node.items() if k != "_target_"}
+        if has_path:
+            self._taken.add(f"{key}.kwargs")
+        return self.make_component(key, target or "", arguments)
+
+    def make_component(self, key: str, target: str, arguments: Mapping[str, Any]) -> Component:
+        """A component, or an empty one with a problem noted where its arguments cannot be recorded."""
         try:
-            return Component(target=target or "", arguments_json=canonical_json(arguments))
+            return Component(target=target, arguments_json=canonical_json(arguments))
         except ValueError:
             self.problems.append(f"{key} holds an infinity or a NaN among its arguments, which no record can hold")
             return Component(target="")
 
+    def has(self, key: str) -> bool:
+        """Whether a group has anything in it."""
+        return bool(self._values.get(key))
 
-def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
-    """Check a composed configuration and freeze it. Raises `SettingsError` with every problem found."""
-    checker = _Checker(_resolve(config))
-    model, data = checker.component("model"), checker.component("data")
+    def group(self, key: str) -> dict[str, Any]:
+        """A group of the user's, empty where there is none."""
+        value = self._values.get(key)
+        if isinstance(value, Mapping):
+            return dict(value)
+        if value is not None:
+            self._taken.add(key)
+            self.problems.append(f"{key} must be a group of settings, got {value!r}")
+        return {}
+
+    def rest(self) -> dict[str, Any]:
+        """The groups that nothing has been taken of, but for those whose values only others are made of."""
+        taken = {name.partition(".")[0] for name in self._taken}
+        left = {key: value for key, value in self._values.items() if key not in (*taken, *NAMING_GROUPS)}
+        return {key: value for key, value in left.items() if isinstance(value, Mapping) and value}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UserProgram:
+    """What is to be trained: fields of the spec, what the user's files ask of the trainer, and names for labels."""
+
+    fields: dict[str, Any]
+    wishes: TrainerWishes
+    labels: dict[str, str]
+    set_aside: tuple[str, ...] = ()
+
+
+def read_request(
+    config: DictConfig, choices: Mapping[str, str], *, directory: Path = Path(), own_directory: bool = False
+) -> RunRequest:
+    """Check a composed configuration and freeze it; `directory` is where the command was typed.
+
+    The settings of the loaders are written to the arguments that they are for, in `config` itself. Raises
+    `SettingsError` with every problem found.
+    """
+    problems: list[str] = []
+    is_cli = config.get("cli_config") is not None
+    placed = {} if is_cli else user_files.place_loader_settings(config, problems)
+    checker = _Checker(_resolve(config), problems)
     spec = {
-        "batch_size": checker.whole_number("batch_size", minimum=1),
-        "precision": checker.choice("precision.trainer", PRECISIONS),
-        "accelerator": checker.take("device.accelerator", lambda v: isinstance(v, str) and v != "", "a name"),
-        "num_devices": checker.whole_number("devices", minimum=1),
-        "strategy": checker.strategy("strategy"),
-        "accumulate_grad_batches": checker.whole_number("accumulate_grad_batches", minimum=1),
+        "batch_size": checker.whole_number("batch_size", minimum=1, optional=True),
+        "num_workers": checker.whole_number("num_workers", minimum=0, optional=True),
+        "pin_memory": checker.flag("pin_memory", optional=True),
+        "persistent_workers": checker.flag("persistent_workers", optional=True),
+        "setup_fn": checker.function_path("setup_fn"),
         "compile": checker.compile_mode("compile"),
-        "seed": checker.take("seed", lambda v: _is_int(v) and 0 <= v < 2**32, "a whole number from 0 to 2^32 - 1"),
         "num_threads": checker.whole_number("device.num_threads", minimum=1, optional=True),
         "float32_matmul_precision": checker.choice(
             "precision.float32_matmul_precision", MATMUL_PRECISIONS, optional=True
         ),
     }
+    trainer = {
+        "precision": checker.choice("precision.trainer", PRECISIONS, optional=True),
+        "accelerator": checker.take(
+            "device.accelerator", lambda v: v is None or (isinstance(v, str) and v != ""), "a name, or null"
+        ),
+        "num_devices": checker.whole_number("devices", minimum=1, optional=True),
+        "strategy": checker.strategy("strategy"),
+        "accumulate_grad_batches": checker.whole_number("accumulate_grad_batches", minimum=1, optional=True),
+    }
+    seed = checker.take(
+        "seed", lambda v: v is None or (_is_int(v) and 0 <= v < 2**32), "a whole number from 0 to 2^32 - 1, or null"
+    )
     protocol = {
         "name": choices.get("protocol", "custom"),
         "warmup_batches": checker.whole_number("protocol.warmup_batches", minimum=0),
@@ -197,24 +291,116 @@ def read_request(config: DictConfig, choices: Mapping[str, str]) -> RunRequest:
         "timed_s": checker.seconds("protocol.timed_s"),
         "epochs": checker.whole_number("protocol.epochs", minimum=1, optional=True),
     }
-    timer = checker.choice("timer", TIMERS)
-    sampling = checker.sampling("sampling")
-    batch_size_fn = checker.function_path("batch_size_fn")
-    timeout_s = checker.seconds("timeout_s", positive=True, optional=True)
+    request = {
+        "timer": checker.choice("timer", TIMERS),
+        "sampling": checker.sampling("sampling"),
+        "batch_size_fn": checker.function_path("batch_size_fn"),
+        "batch_size_key": checker.take(
+            "batch_size_key", lambda v: v is None or (isinstance(v, str) and v != ""), "a dotted key, or null"
+        ),
+        "timeout_s": checker.seconds("timeout_s", positive=True, optional=True),
+        "count_flops": checker.flag("flops"),
+        "peak_flop_per_s": checker.positive_number("device.peak_flop_per_s"),
+    }
     checker.choice("worker_start", WORKER_STARTS)
-    checker.take("plots", lambda v: isinstance(v, bool), "true or false")
+    checker.flag("plots")
+    program = (_read_cli if is_cli else _read_components)(checker, choices, directory)
+    trainer = _decide(trainer, program.wishes, usual={} if is_cli else USUAL_TRAINER)
+    checker.check_strategy("strategy", trainer["strategy"])
     checker.find_unused(OmegaConf.to_yaml(config))
     if checker.problems:
         raise SettingsError(checker.problems)
+    labels = {group: choices[group] for group in GROUPS_SHOWN if choices.get(group)} | program.labels
+    if trainer["precision"] is not None and spec["float32_matmul_precision"] is None:
+        labels |= {"precision": trainer["precision"]} if labels.get("precision") == INHERIT else {}
     return RunRequest(
-        spec=RunSpec(model=model, data=data, **spec),
+        spec=RunSpec(**spec, **trainer, **program.fields, seed=seed if seed is not None or is_cli else 0),
         protocol=Protocol(**protocol),
-        timer=timer,
-        sampling=sampling,
-        batch_size_fn=batch_size_fn,
-        timeout_s=timeout_s,
-        choices=tuple((group, choices[group]) for group in GROUPS_SHOWN if choices.get(group)),
+        **request,
+        placed=tuple(placed.items()),
+        set_aside=program.set_aside,
+        own_directory=own_directory,
+        choices=tuple(labels.items()),
     )
+
+
+USUAL_TRAINER = {"precision": "32", "accelerator": "auto", "accumulate_grad_batches": 1}
+"""What a trainer is asked for where neither the command line nor the user's files say anything."""
+
+INHERIT = "inherit"
+"""The choice of a precision that leaves it to the user's files."""
+
+
+def _decide(asked: Mapping[str, Any], wishes: TrainerWishes, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What the command line asks, then what the user's own files do, then what is usual."""
+    decided = {}
+    for name, value in asked.items():
+        options = (value, getattr(wishes, name), usual.get(name))
+        decided[name] = next((option for option in options if option is not None), None)
+    decided["num_devices"] = decided["num_devices"] or 1
+    return decided
+
+
+def _read_components(checker: _Checker, choices: Mapping[str, str], directory: Path) -> _UserProgram:
+    """A module, and a data module and a trainer where there are some, each a class with its arguments."""
+    checker.take("cli_config", lambda v: v is None, "null")
+    for key, what in CLI_KEYS.items():
+        checker.take(key, lambda v: not v, f"null where there is no cli_config (it is {what})")
+    fields: dict[str, Any] = {"model": None, "data": None}
+    if checker.has("model"):
+        fields["model"] = checker.component("model")
+    else:
+        checker.problems.append("model=none takes a cli_config=FILE, which names the module; or choose another model")
+    if checker.has("data"):
+        fields["data"] = checker.component("data")
+    trainer, callbacks = checker.group("trainer"), checker.group("callbacks")
+    arguments, set_aside = user_files.gather_trainer(trainer, callbacks)
+    wishes = user_files.read_wishes(trainer)
+    if isinstance(arguments.get("strategy"), str):
+        del arguments["strategy"]
+    if arguments or "_target_" in trainer:
+        target = trainer.get("_target_") or "lightning.pytorch.Trainer"
+        fields["trainer"] = checker.make_component("trainer", str(target), arguments)
+    return _UserProgram(fields=fields, wishes=wishes, labels={}, set_aside=(*set_aside, *wishes.set_aside))
+
+
+CLI_KEYS = {
+    "cli_config_extra": "for more of its files",
+    "cli_class": "for a subclass of LightningCLI",
+    "cli_model": "for the class that its model: section has arguments of",
+    "cli_data": "for the class that its data: section has arguments of",
+    "cli_import": "for modules whose classes it gives short names",
+}
+
+
+def _read_cli(checker: _Checker, choices: Mapping[str, str], directory: Path) -> _UserProgram:
+    """A program that is configured by files for LightningCLI, with whatever is set beside them laid over them."""
+    names = [*checker.names("cli_config", "files"), *checker.names("cli_config_extra", "files")]
+    classes = {
+        "cli_class": checker.class_path("cli_class"),
+        "model_class": checker.class_path("cli_model"),
+        "data_class": checker.class_path("cli_data"),
+    }
+    imports = checker.names("cli_import", "modules")
+    files = user_files.read_cli_files(names, directory, checker.problems)
+    for key in ("model", "data"):
+        if {"_target_", "path"} & set(checker.group(key)):
+            checker.problems.append(
+                f"{key}={choices.get(key)} and cli_config both name what to train; leave one out ({key}=none)"
+            )
+    overrides = checker.make_component("the settings laid over cli_config", "cli_config", checker.rest())
+    cli = CliProgram(
+        files=files.files,
+        sha256=files.sha256,
+        imports=tuple(imports),
+        overrides_json=overrides.arguments_json,
+        **classes,
+    )
+    found = {"model": classes["model_class"] or files.model or Path(names[0] if names else "").name}
+    found |= {"data": classes["data_class"] or files.data or "none"}
+    labels = {key: name.rpartition(":")[2].rpartition(".")[2] or name for key, name in found.items()}
+    labels["model"] = found["model"] if not (classes["model_class"] or files.model) else labels["model"]
+    return _UserProgram(fields={"cli": cli}, wishes=files.wishes, labels=labels, set_aside=files.wishes.set_aside)
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
@@ -251,6 +437,11 @@ def _parse_sampling(value: Any) -> Sampling | None:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         return None
     return Sampling(timed_steps=int(match[1]), period_steps=int(match[2]))
+
+
+def _is_path(value: Any) -> bool:
+    """Whether a value looks like the path of something to import: `a.b`, `a:b` or `./a.py:b`."""
+    return isinstance(value, str) and bool(re.search(r"[^.:][.:][^.:]", value)) and not value.endswith((".", ":"))
 
 
 def _is_int(value: Any) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,23 @@ _IMPORT_STARTED_S = monotonic_s()
 
 import torch  # noqa: E402
 
-from stepbench import device, facts, ranks, user_code  # noqa: E402
+from stepbench import device, facts, flops, ranks, user_code  # noqa: E402
 from stepbench.callback import PhaseTimer, make_phase_timer  # noqa: E402
-from stepbench.lightning_package import LightningPackage, load_package, package_of  # noqa: E402
+from stepbench.lightning_package import LightningPackage, load_package  # noqa: E402
+from stepbench.loader_overrides import LoaderOverrides  # noqa: E402
+from stepbench.peak_flops import Peak, find_peak  # noqa: E402
+from stepbench.program import build_program, wanted_of  # noqa: E402
 from stepbench.protocol import ProtocolRule, mark_warmup  # noqa: E402
 from stepbench.record import (  # noqa: E402
     REQUEST_FILE,
     BatchTiming,
     EffectiveSettings,
     Environment,
+    FlopCount,
     RecordError,
     RunRecord,
     RunRequest,
+    RunSpec,
     StartUp,
     Status,
     append_rows,
@@ -44,6 +51,7 @@ from stepbench.record import (  # noqa: E402
     write_record,
 )
 from stepbench.statistics import summarize_run, with_rank_waits  # noqa: E402
+from stepbench.trainer_setup import UnsupportedError, make_trainer, quieten_module  # noqa: E402
 
 PRELOADED = load_package("lightning.pytorch")
 """The package that most modules are built on; the other one is imported only by a module that is built on it."""
@@ -51,12 +59,11 @@ PRELOADED = load_package("lightning.pytorch")
 _IMPORT_S = monotonic_s() - _IMPORT_STARTED_S
 
 
+SCRATCH = "scratch"
+"""A cell's directory for what the user's code writes, made when it is needed."""
+
 MAX_REASON_LENGTH = 500
 """Characters of an exception's message that a table can bear; the whole of it is in the record's traceback."""
-
-
-class UnsupportedError(Exception):
-    """The machine has no such device, or not as many, or the device no such precision."""
 
 
 @dataclass(slots=True)
@@ -67,7 +74,12 @@ class _Run:
     environment: Environment
     package: LightningPackage = PRELOADED
     model: Any = None
+    datamodule: Any = None
+    loaders: LoaderOverrides | None = None
     trainer: Any = None
+    make_trainer: Callable[..., Any] | None = None
+    trainer_settings: tuple[tuple[str, str], ...] = ()
+    set_aside: list[str] = field(default_factory=list)
     timer: PhaseTimer | None = None
     rule: ProtocolRule | None = None
     rows: list[BatchTiming] = field(default_factory=list)
@@ -96,10 +108,14 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
     request = read_request(cell_dir / REQUEST_FILE)
     started_unix_s, started_s = unix_time_s(), monotonic_s()
     run = _Run(rank=ranks.own_rank(), environment=facts.environment_at_start())
-    outcome = _train(request, run)
+    cell_dir = cell_dir.resolve()
+    if request.own_directory:
+        (cell_dir / SCRATCH).mkdir(exist_ok=True)
+        os.chdir(cell_dir / SCRATCH)
+    outcome = _train(request, run, cell_dir)
     has_trained = outcome.status is Status.OK
     if has_trained:
-        outcome = check_batches(run, _own_rows(run), request.spec.batch_size)
+        outcome = check_batches(run, _own_rows(run), request.spec)
     rows = run.rows if run.rank == 0 else _own_rows(run)
     summary = summarize_run(rows) if outcome.status is Status.OK else None
     if outcome.status is Status.OK and summary is None:
@@ -131,13 +147,48 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
         if has_trained:
             record = _with_other_ranks(record, cell_dir)
         write_record(cell_dir, record)
+    if has_trained and request.count_flops:
+        record = dataclasses.replace(record, flop=_count_flop(request, run, record))
+        if run.rank == 0:
+            write_record(cell_dir, record)
     return record
 
 
-def _train(request: RunRequest, run: _Run) -> _Outcome:
+def _count_flop(request: RunRequest, run: _Run, record: RunRecord) -> FlopCount:
+    """Count on a pass of its own, when all that was timed is safe on disk; every rank must, for its own device."""
+    assert run.make_trainer is not None
+    root_device, effective = run.trainer.strategy.root_device, record.effective
+    assert effective is not None
+    count = flops.count_step_flops(
+        run.model,
+        run.datamodule,
+        run.make_trainer,
+        package=run.package,
+        accumulate_grad_batches=run.trainer.accumulate_grad_batches,
+        devices=1 if root_device.index is None else [root_device.index],
+    )
+    peak = _peak(request, effective)
+    return FlopCount(
+        flop_per_step=None if count.flop_per_step is None else count.flop_per_step * run.trainer.world_size,
+        unknown_operators=count.unknown_operators,
+        problem=count.problem,
+        peak_flop_per_s=None if peak is None else peak.flop_per_s,
+        peak_source=None if peak is None else peak.source,
+    )
+
+
+def _peak(request: RunRequest, effective: EffectiveSettings) -> Peak | None:
+    """What the device can do at most: as the user says, else as its maker states; None where nobody does."""
+    if request.peak_flop_per_s is not None:
+        return Peak(request.peak_flop_per_s, "device.peak_flop_per_s")
+    name, precision = effective.device_name or "", effective.precision or ""
+    return find_peak(name, precision, effective.float32_matmul_precision or "")
+
+
+def _train(request: RunRequest, run: _Run, cell_dir: Path) -> _Outcome:
     """Fit and collect the rows: those of every rank where all went well, else the ones that this rank has."""
     try:
-        _fit(request, run)
+        _fit(request, run, cell_dir)
         run.rows = _gather_rows(run)
     except BaseException as error:  # the user's code may raise anything, SystemExit included
         run.rows = _rows_before_failure(run)
@@ -149,23 +200,29 @@ def _train(request: RunRequest, run: _Run) -> _Outcome:
     return OK
 
 
-def _fit(request: RunRequest, run: _Run) -> None:
+def _fit(request: RunRequest, run: _Run, cell_dir: Path) -> None:
     spec = request.spec
     if spec.num_threads is not None:
         torch.set_num_threads(spec.num_threads)
     if spec.float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(spec.float32_matmul_precision)
-    PRELOADED.root.seed_everything(spec.seed, verbose=False)  # before the module shows its package; both do the same
+    PRELOADED.root.seed_everything(spec.seed or 0, verbose=False)  # before there is a module; both packages do the same
     build_started_s = monotonic_s()
     batch_size_fn = None
     if request.batch_size_fn is not None:
         batch_size_fn = user_code.find_function("batch_size_fn", request.batch_size_fn)
-    run.model = user_code.build(spec.model)
-    datamodule = user_code.build(spec.data)
-    run.package = _find_package(request, run.model, datamodule)
-    model = run.model if spec.compile is None else _compile(run.model, spec.compile)
+    program, run.package = build_program(request)
+    run.model, run.datamodule = program.model, program.datamodule
+    run.loaders = LoaderOverrides(wanted_of(spec), program.placed)
+    run.loaders.attach(program.model, program.datamodule)
+    quieten_module(program.model, program.datamodule, run.package, run.set_aside.append)
+    model = program.model if spec.compile is None else _compile(program.model, spec.compile)
     run.compile_mode = spec.compile
-    run.trainer = _make_trainer(request, run.package)
+    prepared = make_trainer(
+        spec, run.package, program.trainer, epochs=request.protocol.epochs, scratch=cell_dir / SCRATCH
+    )
+    run.trainer, run.trainer_settings, run.make_trainer = prepared.trainer, prepared.kept, prepared.make_another
+    run.set_aside += prepared.set_aside
     run.rule = ProtocolRule(request.protocol)
     run.timer = make_phase_timer(
         run.package,
@@ -177,7 +234,7 @@ def _fit(request: RunRequest, run: _Run) -> None:
     run.trainer.callbacks.append(run.timer)
     run.build_s = monotonic_s() - build_started_s
     run.fit_started_ns = HostClock.now()
-    run.trainer.fit(model, datamodule=datamodule)
+    run.trainer.fit(model, datamodule=program.datamodule)
     if run.trainer.world_size != spec.num_devices:
         raise RuntimeError(f"devices={spec.num_devices} were asked for, but {run.trainer.world_size} trained")
 
@@ -195,70 +252,14 @@ def _make_stop_rule(request: RunRequest, rule: ProtocolRule, trainer: Any) -> Pr
         rule,
         request.protocol,
         lambda has_enough: bool(trainer.strategy.reduce_boolean_decision(has_enough, all=True)),
-        batches_per_step=request.spec.accumulate_grad_batches,
+        batches_per_step=trainer.accumulate_grad_batches,
     )
-
-
-def _find_package(request: RunRequest, model: object, datamodule: object) -> LightningPackage:
-    """The one of the two Lightning packages that both are built on. Raises TypeError where there is no such package."""
-    spec = request.spec
-    model_package = _package_of(model, "LightningModule", "model", spec.model.target)
-    data_package = _package_of(datamodule, "LightningDataModule", "data", spec.data.target)
-    if model_package != data_package:
-        raise TypeError(
-            f"model and data must be built on the same Lightning package, but {spec.model.target} is a LightningModule "
-            f"of {model_package} and {spec.data.target} a LightningDataModule of {data_package}: import both from one"
-        )
-    return load_package(model_package)
-
-
-def _package_of(built: object, class_name: str, key: str, target: str) -> str:
-    package = package_of(built, class_name)
-    if package is None:
-        found = f"{type(built).__module__}.{type(built).__qualname__}"
-        raise TypeError(f"{key}._target_ must name a lightning {class_name}, got {target} which gives a {found}")
-    return package
-
-
-def _make_trainer(request: RunRequest, package: LightningPackage) -> Any:
-    """A trainer that runs the loop and nothing beside it: what prints, logs, saves or validates is off."""
-    spec = request.spec
-    epochs = request.protocol.epochs
-    strategies = package.root.strategies.StrategyRegistry
-    if spec.strategy not in (None, *strategies):
-        raise ValueError(f"Lightning has no strategy={spec.strategy}; strategies: {', '.join(sorted(strategies))}")
-    try:
-        return package.root.Trainer(
-            accelerator=spec.accelerator,
-            devices=spec.num_devices,
-            strategy=spec.strategy or "auto",
-            precision=spec.precision,
-            accumulate_grad_batches=spec.accumulate_grad_batches,
-            max_epochs=-1 if epochs is None else epochs,
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-    except Exception as error:
-        # Every argument has been checked or is ours, so what is left is the machine.
-        registry = package.accelerator_registry
-        usable = [name for name, entry in registry.items() if entry["accelerator"].is_available()]
-        if spec.accelerator not in ("auto", "gpu", *usable):
-            found = f"there is no {spec.accelerator} device here; usable: {', '.join(usable)}"
-            raise UnsupportedError(found) from error
-        further = [f"devices={spec.num_devices}"] * (spec.num_devices > 1)
-        further += [f"strategy={spec.strategy}"] * (spec.strategy is not None)
-        asked = f"precision {spec.precision} on {spec.accelerator}" + " with " * bool(further) + " ".join(further)
-        raise UnsupportedError(f"{asked}: {_shortened(' '.join(str(error).split()))}") from error
 
 
 def classify(error: BaseException, run: _Run) -> tuple[Status, str]:
     """The status and the reason of a run that an exception ended."""
     if isinstance(error, UnsupportedError):
-        return Status.UNSUPPORTED, str(error)
+        return Status.UNSUPPORTED, _shortened(str(error))
     if device.is_out_of_memory(error):
         return Status.OOM, _one_line(error)
     if ranks.is_lost_connection(error):
@@ -344,40 +345,52 @@ def _with_other_ranks(record: RunRecord, cell_dir: Path) -> RunRecord:
     return record
 
 
-def check_batches(run: _Run, rows: list[BatchTiming], batch_size: int) -> _Outcome:
-    """Whether a fit that ended well has measured what was asked for: batches at all, and of the size asked for.
+def check_batches(run: _Run, rows: list[BatchTiming], spec: RunSpec) -> _Outcome:
+    """Whether a fit that ended well has measured what was asked for: batches at all, loaded as they were to be.
 
     The loader's own batch size is the proof where it has one; the samples counted in the batches are where it has none.
     """
     assert run.timer is not None
     if not rows:
         return _Outcome(status=Status.NO_BATCHES, reason=run.timer.why_nothing_was_timed())
+    problem = None if spec.batch_size is None else _find_batch_size_problem(run, rows, spec.batch_size)
+    return OK if problem is None else _Outcome(status=Status.ERROR, reason=problem)
+
+
+def _find_batch_size_problem(run: _Run, rows: list[BatchTiming], batch_size: int) -> str | None:
     counted, sizes = facts.largest_batch(rows), facts.loader_batch_sizes(run.trainer)
     if batch_size not in (counted, *sizes) and (counted is not None or sizes):
         found = sizes[0] if sizes else counted
         reason = (
-            f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples: put "
-            "batch_size: ${batch_size} into the data's configuration and have the data module pass it on"
+            f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples. Three ways to "
+            "fix it: give the argument that sets it a usual name, such as batch_size; name the argument's key, "
+            "batch_size_key=data.KEY; or set it in a function of yours, setup_fn=my_module:my_function"
         )
         if found == 1:
             reason += (
                 "; if it hands out whole batches as items, name a function that counts their samples: batch_size_fn"
             )
-        return _Outcome(status=Status.ERROR, reason=reason)
+        return reason
     num_items = min(facts.numbers_of_items(run.trainer), default=None)
     num_devices = run.trainer.world_size
     if counted != batch_size and num_items is not None and num_items < batch_size * num_devices:
         wanted = f"batch_size={batch_size}" + (f" on each of {num_devices} devices" if num_devices > 1 else "")
-        reason = f"the data set has {num_items} samples, fewer than one batch of {wanted}"
-        return _Outcome(status=Status.ERROR, reason=reason)
-    return OK
+        return f"the data set has {num_items} samples, fewer than one batch of {wanted}"
+    return None
 
 
 def _effective_settings(run: _Run, worker_start: str) -> EffectiveSettings | None:
     if run.trainer is None:
         return None
-    return facts.effective_settings(
+    effective = facts.effective_settings(
         run.trainer, run.timer, _own_rows(run), worker_start=worker_start, compile_mode=run.compile_mode
+    )
+    placed = () if run.loaders is None else tuple(run.loaders.placed.items())
+    return dataclasses.replace(
+        effective,
+        placed=placed,
+        trainer_settings=run.trainer_settings,
+        set_aside=tuple(dict.fromkeys(run.set_aside)),
     )
 
 

@@ -31,15 +31,24 @@ LAYERS = {
     "data": {"arguments", "data"},
     "device": set(),
     "environment": {"record", ""},
-    "user_code": {"record"},
+    "trainer_setup": {"lightning_package", "record"},
+    "user_code": {"record", "trainer_setup"},
+    "loader_arguments": set(),
+    "loader_overrides": {"loader_arguments", "samples"},
+    "cli_program": {"lightning_package", "loader_arguments", "record", "trainer_setup", "user_code"},
+    "program": {
+        "cli_program", "lightning_package", "loader_arguments", "record", "trainer_setup", "user_code", "",
+    },
+    "peak_flops": set(),
+    "flops": {"lightning_package"},
     "profiler_tap": {"lightning_package", "timing"},
     "callback": {
         "clock", "compilation", "device_timeline", "lightning_package", "profiler_tap", "record", "samples", "timing",
     },
     "facts": {"callback", "device", "environment", "record", "samples", ""},
     "worker": {
-        "callback", "clock", "device", "facts", "lightning_package", "protocol", "ranks", "record", "statistics",
-        "user_code", "",
+        "callback", "clock", "device", "facts", "flops", "lightning_package", "loader_overrides", "peak_flops",
+        "program", "protocol", "ranks", "record", "statistics", "trainer_setup", "user_code", "",
     },
     "standalone": {
         "aggregate", "callback", "clock", "facts", "lightning_package", "protocol", "ranks", "record", "report",
@@ -48,7 +57,8 @@ LAYERS = {
     "server": {"environment", "worker"},
     "launcher": {"clock"},
     "composition_errors": set(),
-    "settings": {"clock", "composition_errors", "record"},
+    "user_files": {"composition_errors", "loader_arguments", "trainer_setup"},
+    "settings": {"clock", "composition_errors", "record", "user_files", ""},
     "overrides": {"settings"},
     "sweep": {"clock", "launcher", "record", "units", ""},
     "__main__": {

@@ -157,10 +157,10 @@ def test_a_sweep_over_faults_keeps_everything_measured(stepbench: Stepbench, tmp
     [
         (["precision=8"], "precision=8: there is no such choice; choices: 16, 16-mixed"),
         (["batchsize=8"], "there is no setting batchsize; did you mean batch_size?; settings: data, model"),
-        (["batch_size=many"], "batch_size must be a whole number >= 1, got 'many'"),
-        (["batch_size=-1"], "batch_size must be a whole number >= 1, got -1"),
+        (["batch_size=many"], "batch_size must be a whole number >= 1 or null, got 'many'"),
+        (["batch_size=-1"], "batch_size must be a whole number >= 1 or null, got -1"),
         (["data=image_folder"], "data.root is required and has no default"),
-        (["-m", "batch_size=8,0,-1"], "cell 2 (batch_size=-1): batch_size must be a whole number >= 1, got -1"),
+        (["-m", "batch_size=8,0,-1"], "cell 2 (batch_size=-1): batch_size must be a whole number >= 1 or null, got -1"),
         (["+batchsize=8"], "there is no setting batchsize; did you mean batch_size?"),
         (["batch_size=8,16"], "batch_size=8,16 has several values: add -m to measure each of them"),
         (["--batch-size", "16"], "Settings are given as key=value, without dashes: batch_size=16"),

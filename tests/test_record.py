@@ -10,6 +10,7 @@ import pytest
 
 from stepbench.record import (
     BatchTiming,
+    CliProgram,
     Component,
     EffectiveSettings,
     Protocol,
@@ -136,9 +137,17 @@ def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
 def test_equal_specs_share_a_hash_and_only_they_do() -> None:
     assert spec_hash(dataclasses.replace(SPEC)) == spec_hash(SPEC)
     for field in dataclasses.fields(RunSpec):
-        changed = dataclasses.replace(SPEC, **{field.name: "other"})  # type: ignore[arg-type]
+        other = CliProgram(files=("/a.yaml",), sha256=("1",)) if field.name == "cli" else "other"
+        changed = dataclasses.replace(SPEC, **{field.name: other})  # type: ignore[arg-type]
         assert spec_hash(changed) != spec_hash(SPEC), field.name
     assert len({SPEC, dataclasses.replace(SPEC)}) == 1  # may be the key of a dictionary
+
+
+def test_of_files_only_what_they_hold_is_the_workload() -> None:
+    one = CliProgram(files=("/a.yaml",), sha256=("1",))
+    moved, changed = dataclasses.replace(one, files=("/b.yaml",)), dataclasses.replace(one, sha256=("2",))
+    hashes = [spec_hash(dataclasses.replace(SPEC, cli=cli)) for cli in (one, moved, changed)]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_rows_keep_every_nanosecond_and_their_columns(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def problems(*overrides: str) -> tuple[str, ...]:
 def test_the_default_configuration_is_a_valid_request() -> None:
     request = read_request(composed(), CHOICES)
     assert request.spec.model.target == "stepbench.models.autoencoder.LitAutoencoder"
+    assert request.spec.data is not None
     assert request.spec.data.arguments["batch_size"] == request.spec.batch_size == 32
     assert request.spec.num_threads is None
     assert dict(request.choices)["model"] == "autoencoder"
@@ -37,8 +38,12 @@ def test_the_default_configuration_is_a_valid_request() -> None:
 def test_the_batch_size_reaches_every_built_in_data_set() -> None:
     for path in (conf_dir() / "data").glob("*.yaml"):
         required = ["data.root=x"] if path.stem == "image_folder" else []
+        if path.stem in ("none", "custom"):
+            continue
         request = read_request(composed(f"data={path.stem}", "batch_size=48", *required), CHOICES)
+        assert request.spec.data is not None
         assert request.spec.data.arguments["batch_size"] == 48
+        assert request.placed == (("batch_size", "data.batch_size"),)
 
 
 def test_every_precision_that_lightning_takes_has_a_choice() -> None:
@@ -46,7 +51,7 @@ def test_every_precision_that_lightning_takes_has_a_choice() -> None:
     assert set(PRECISIONS) <= files
     for name in files:
         spec = read_request(composed(f"precision='{name}'"), CHOICES).spec
-        assert spec.precision == ("32" if name == "tf32" else name)
+        assert spec.precision == ("32" if name in ("tf32", "inherit") else name)
         assert spec.float32_matmul_precision == ("high" if name == "tf32" else None)
 
 
@@ -58,16 +63,15 @@ def test_epochs_as_the_tutorial_script_took_them() -> None:
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("batch_size=-3", "batch_size must be a whole number >= 1, got -3"),
-        ("batch_size=0", "batch_size must be a whole number >= 1, got 0"),
-        ("batch_size=2.5", "batch_size must be a whole number >= 1, got 2.5"),
-        ("batch_size=true", "batch_size must be a whole number >= 1, got True"),
-        ("batch_size=null", "batch_size must be a whole number >= 1, got None"),
-        ("accumulate_grad_batches=0", "accumulate_grad_batches must be a whole number >= 1, got 0"),
-        ("seed=-1", "seed must be a whole number from 0 to 2^32 - 1, got -1"),
+        ("batch_size=-3", "batch_size must be a whole number >= 1 or null, got -3"),
+        ("batch_size=0", "batch_size must be a whole number >= 1 or null, got 0"),
+        ("batch_size=2.5", "batch_size must be a whole number >= 1 or null, got 2.5"),
+        ("batch_size=true", "batch_size must be a whole number >= 1 or null, got True"),
+        ("accumulate_grad_batches=0", "accumulate_grad_batches must be a whole number >= 1 or null, got 0"),
+        ("seed=-1", "seed must be a whole number from 0 to 2^32 - 1, or null, got -1"),
         ("timer=fast", "timer must be one of auto, host, sync, events, got 'fast'"),
-        ("devices=0", "devices must be a whole number >= 1, got 0"),
-        ("devices=auto", "devices must be a whole number >= 1, got 'auto'"),
+        ("devices=0", "devices must be a whole number >= 1 or null, got 0"),
+        ("devices=auto", "devices must be a whole number >= 1 or null, got 'auto'"),
         ("strategy=2", "strategy must be the name of a Lightning strategy, such as ddp, or null, got 2"),
         ("compile=fast", COMPILE_PROBLEM.format("'fast'")),
         ("compile=1", COMPILE_PROBLEM.format(1)),
@@ -78,8 +82,7 @@ def test_epochs_as_the_tutorial_script_took_them() -> None:
         ("sampling=10", SAMPLING_PROBLEM.format(10)),
         (
             "batch_size_fn=count",
-            "batch_size_fn must be the dotted path of a function, such as my_module.count_samples, or null, "
-            "got 'count'",
+            "batch_size_fn must be the path of a function, such as my_module:my_function, or null, got 'count'",
         ),
         ("timeout_s=0", "timeout_s must be seconds > 0, at most a year, or null, got 0"),
         ("timeout_s=.inf", "timeout_s must be seconds > 0, at most a year, or null, got '.inf'"),
@@ -88,14 +91,18 @@ def test_epochs_as_the_tutorial_script_took_them() -> None:
         ("protocol.timed_batches=0", "protocol.timed_batches must be a whole number >= 1, got 0"),
         ("protocol.epochs=0", "protocol.epochs must be a whole number >= 1 or null, got 0"),
         ("device.num_threads=0", "device.num_threads must be a whole number >= 1 or null, got 0"),
-        ("device.accelerator=null", "device.accelerator must be a name, got None"),
+        ("device.accelerator=3", "device.accelerator must be a name, or null, got 3"),
         ("timeout_s=1e12", "timeout_s must be seconds > 0, at most a year, or null, got 1000000000000.0"),
         ("model.width=inf", "model holds an infinity or a NaN among its arguments, which no record can hold"),
         ("worker_start=maybe", "worker_start must be one of auto, fork, spawn, got 'maybe'"),
         ("plots=2", "plots must be true or false, got 2"),
-        ("model._target_=Net", "model._target_ must be an importable dotted path, got 'Net'"),
+        (
+            "model._target_=Net",
+            "model._target_ must be an importable path, such as my_package.my_module:MyClass or ./my_file.py:MyClass, "
+            "got 'Net'",
+        ),
         ("data=image_folder", "data.root is required and has no default: give it as data.root=VALUE"),
-        ("~seed", "seed is missing; expected a whole number from 0 to 2^32 - 1"),
+        ("~timer", "timer is missing; expected one of auto, host, sync, events"),
     ],
 )
 def test_a_mistake_is_named_with_its_key_its_value_and_the_remedy(override: str, problem: str) -> None:

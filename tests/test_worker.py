@@ -39,11 +39,13 @@ def target_of(name: str) -> str:
 
 def plan(directory: Path, *, model: str = "TinyModule", data: str = "TinyData", **settings: Any) -> PlannedCell:
     data_arguments = {"batch_size": settings.get("batch_size", 16), **settings.pop("data_arguments", {})}
+    data_arguments = {name: value for name, value in data_arguments.items() if value is not None}
     request = RunRequest(
         protocol=settings.pop("protocol", TINY),
         timer="auto",
         batch_size_fn=settings.pop("batch_size_fn", None),
         timeout_s=settings.pop("timeout_s", 60.0),
+        placed=(("batch_size", "data.batch_size"),) if "batch_size" in data_arguments else (),
         spec=RunSpec(
             model=Component(
                 target=target_of(model), arguments_json=canonical_json(settings.pop("model_arguments", {}))
@@ -324,10 +326,27 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        ("TinyData", "data.batch_size"),
+        ("DeafData", "rebuilt loader"),
+        ("LargerBatchData", "rebuilt loader"),
+        ("AttributeData", "attribute train_batch_size of AttributeData"),
+    ],
+)
+def test_what_brought_the_batch_size_to_the_loader_is_recorded(measure: Measure, data: str, where: str) -> None:
+    record = measure(data=data, data_arguments={"batch_size": None} if data == "AttributeData" else {})
+    assert record.status is Status.OK, record.reason
+    assert record.effective is not None
+    assert record.effective.batch_size == 16
+    assert dict(record.effective.placed)["batch_size"] == where
+
+
+@pytest.mark.parametrize(
     ("settings", "status", "wording"),
     [
         (
-            {"data": "DeafData"},
+            {"data": "ForeignLoaderData"},
             Status.ERROR,
             "batch_size=16 did not reach the data loader, whose batches hold 3 samples",
         ),
@@ -346,11 +365,6 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
         ({"accelerator": "abacus"}, Status.UNSUPPORTED, "abacus"),
         ({"model": "TinyModul"}, Status.ERROR, "user_code_samples has no TinyModul; did you mean TinyModule?"),
         ({"model": "nested.Module"}, Status.ERROR, "user_code_samples has no nested"),
-        (
-            {"data": "LargerBatchData"},
-            Status.ERROR,
-            "the data loader, whose batches hold 32 samples",
-        ),
         ({"model": "not_a_module"}, Status.ERROR, "model._target_ must name a lightning LightningModule"),
         ({"data": "not_a_module"}, Status.ERROR, "data._target_ must name a lightning LightningDataModule"),
         (
@@ -381,7 +395,7 @@ def test_a_server_that_dies_costs_one_cell(tmp_path: Path) -> None:
             Status.ERROR,
             "batch_size_fn must return a whole number of samples or None, got 'sixteen'",
         ),
-        ({"model_arguments": {"depth": 3}}, Status.ERROR, "unexpected keyword argument 'depth'"),
+        ({"model_arguments": {"depth": 3}}, Status.ERROR, "takes no argument depth (model.depth); it takes fault"),
     ],
 )
 def test_what_cannot_be_measured_says_why(measure: Measure, settings: Any, status: Status, wording: str) -> None:

@@ -186,6 +186,29 @@ class DeafData(TinyData):
         return DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=3, drop_last=True)
 
 
+class AttributeData(pl.LightningDataModule):
+    """Has its batch size as an attribute under another usual name."""
+
+    train_batch_size = 8
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.ones(256, 4)), batch_size=self.train_batch_size)
+
+
+class ForeignLoader:
+    """No loader of torch's, and deaf."""
+
+    batch_size = 3
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[torch.ones(3, 4)]] * 30)
+
+
+class ForeignLoaderData(TinyData):
+    def train_dataloader(self) -> Any:
+        return ForeignLoader()
+
+
 class LargerBatchData(TinyData):
     """Takes twice as many samples as asked for."""
 
