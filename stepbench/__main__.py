@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from stepbench.overrides import (
     find_unquoted_choices,
     prepare_arguments,
 )
+from stepbench.profile_files import EVERY_CELL, SLOWEST
 from stepbench.record import RunRequest
 from stepbench.settings import SettingsError, conf_dir, config_text, read_request
 from stepbench.sweep import (
@@ -38,6 +40,7 @@ from stepbench.sweep import (
     DirectoryTakenError,
     PlannedCell,
     claim_directory,
+    profile_cells,
     run_cells,
     starts_ranks,
     write_plan,
@@ -64,6 +67,7 @@ class _Plan:
     directory_is_default: bool = True
     plots: bool = True
     worker_start: str = "auto"
+    profile_cell: str | int = SLOWEST
 
 
 def _collect(config: DictConfig, plan: _Plan) -> None:
@@ -90,7 +94,7 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
         where = f"cell {hydra_config.job.num} ({' '.join(overrides)}): " if plan.is_sweep else ""
         plan.problems.extend(f"{where}{problem}" for problem in error.problems)
         return
-    plan.plots, plan.worker_start = config.plots, config.worker_start
+    plan.plots, plan.worker_start, plan.profile_cell = config.plots, config.worker_start, config.profile_cell
     plan.cells.append(_ComposedCell(request=request, config_text=config_text(config), overrides=overrides))
 
 
@@ -140,6 +144,8 @@ def main() -> int:
         plan.problems.extend(error.problems)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    if not plan.problems:
+        plan.problems.extend(_find_profile_problem(plan))
     if plan.problems:
         return _refuse(plan.problems)
     if not plan.cells:
@@ -148,6 +154,18 @@ def main() -> int:
         return _execute(plan)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _find_profile_problem(plan: _Plan) -> list[str]:
+    """That the cell to be profiled is none of the sweep, if it is so; a run that is alone has no number."""
+    number, cells = plan.profile_cell, plan.cells
+    if isinstance(number, str) or not plan.is_sweep or not any(cell.request.profile for cell in cells):
+        return []
+    if number >= len(cells):
+        return [f"there is no profile_cell={number}: the cells are numbered from 0 to {len(cells) - 1}"]
+    if cells[number].request.profile is None:
+        return [f"profile_cell={number} names a cell that no profiler= is asked for"]
+    return []
 
 
 def _secure_standard_streams() -> None:
@@ -214,6 +232,9 @@ def _execute(plan: _Plan) -> int:
             return _refuse([str(error)])
         try:
             exit_code = run_cells(cells, launcher)
+            if exit_code != EXIT_INTERRUPTED:
+                which = plan.profile_cell if plan.is_sweep else EVERY_CELL
+                exit_code = profile_cells(cells, launcher, which, directory) or exit_code
         except (LaunchError, OSError) as error:
             print(f"\nThe sweep had to stop, what was measured is kept: {error}", file=sys.stderr)
             exit_code = EXIT_SOME_FAILED
@@ -231,7 +252,8 @@ def _place_cells(plan: _Plan, directory: Path) -> list[PlannedCell]:
     return [
         PlannedCell(
             directory=directory / str(number) if plan.is_sweep else directory,
-            request=cell.request,
+            request=dataclasses.replace(cell.request, profile=None),
+            profile=cell.request.profile,
             config_text=cell.config_text,
             label=" ".join(o.replace("'", "") for o in cell.overrides if o not in common) or "one run",
         )

@@ -24,6 +24,9 @@ EFFECTIVE_TWINS = {"data.num_workers": "num_workers"} | {
 GROUPS = ("model", "data", "precision")
 """Config groups whose chosen option is the best label of what was asked for."""
 
+CUSTOM = "custom"
+"""The option of a group that leaves it to a class of the user's, which is the better label."""
+
 DECISIVE_AXES = {"float32_matmul_precision": "precision"}
 """An axis that the other decides where its option sets both (the precision option `tf32`)."""
 
@@ -116,7 +119,8 @@ def flatten_request(request: RunRequest) -> dict[str, Value]:
         value = getattr(spec, field.name)
         default = re.split("[.:]", value.target)[-1] if isinstance(value, Component) else value
         if field.name not in ("cli", "trainer"):
-            flat[field.name] = choices.get(field.name, default) if field.name in GROUPS else value
+            choice = choices.get(field.name) if field.name in GROUPS else None
+            flat[field.name] = default if choice in (None, CUSTOM) else choice
     for name in ("model", "data", "trainer"):
         component = getattr(spec, name)
         flat |= {} if component is None else _flatten(name, component.arguments)

@@ -31,6 +31,7 @@ from stepbench.lightning_package import PACKAGES, LightningPackage, load_package
 from stepbench.loader_arguments import LoaderSettings, find_arguments, get_at
 from stepbench.record import CliProgram, RunSpec
 from stepbench.trainer_setup import (
+    HORIZON,
     SET_ASIDE_ARGUMENTS,
     UserTrainer,
     make_trainer,
@@ -40,9 +41,6 @@ from stepbench.trainer_setup import (
 from stepbench.user_code import Program, find
 
 FIT = "fit"
-
-HORIZON = ("max_epochs", "max_steps")
-"""Arguments of the trainer that are kept for the schedules, although a timing run ends otherwise."""
 
 BASES = ("LightningModule", "LightningDataModule", "LightningCLI")
 
@@ -656,34 +654,27 @@ def _parse_with_settings(line: Any, parse: Callable[[Mapping[str, Any]], None], 
     values = {keys[setting]: value for setting, value in job.wanted.given if setting in keys}
     if not values:
         return
+    if _take(line, parse, values) != set(values):
+        taken = {key: value for key, value in values.items() if _take(line, parse, {key: value})}
+        parse(taken)
+        values = taken
+    job.placed = {setting: key for setting, key in keys.items() if key in values}
+    told = job.batch_size_key
+    if told is not None and job.wanted.batch_size is not None and "batch_size" not in job.placed:
+        found = _value_at(_as_mapping(_fit_config(line)), keys["batch_size"])
+        if found is None:
+            raise CliConfigError(_no_such_key(told, line, job))
+        raise CliConfigError(f"batch_size_key: {told} stays {found} although {job.wanted.batch_size} is given for it")
+
+
+def _take(line: Any, parse: Callable[[Mapping[str, Any]], None], values: Mapping[str, Any]) -> set[str]:
+    """The keys that have their values when these are given; none where they cannot be."""
     try:
         parse(values)
-        refused: set[str] = set()
     except CliConfigError:
-        refused = {key for key, value in values.items() if not _takes(parse, key, value)}
-        told = job.batch_size_key is not None and keys.get("batch_size") in refused
-        parse({key: value for key, value in values.items() if key not in refused})
-        if told:
-            raise CliConfigError(_no_such_key(str(job.batch_size_key), line, job)) from None
+        return set()
     config = _as_mapping(_fit_config(line))
-    job.placed = {
-        setting: key
-        for setting, key in keys.items()
-        if key not in refused and str(_value_at(config, key)) == str(values[key])
-    }
-    if job.batch_size_key is not None and job.wanted.batch_size is not None and "batch_size" not in job.placed:
-        found = _value_at(config, keys["batch_size"])
-        raise CliConfigError(
-            f"batch_size_key: {job.batch_size_key} stays {found} although {job.wanted.batch_size} is given for it"
-        )
-
-
-def _takes(parse: Callable[[Mapping[str, Any]], None], key: str, value: Any) -> bool:
-    try:
-        parse({key: value})
-    except CliConfigError:
-        return False
-    return True
+    return {key for key, value in values.items() if str(_value_at(config, key)) == str(value)}
 
 
 def _find_keys(line: Any, job: _Job) -> dict[str, str]:

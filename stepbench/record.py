@@ -172,13 +172,12 @@ class RunRequest:
     """Everything a worker needs to know: the workload, how to measure it, and which visit of the cell this is.
 
     `choices` pairs a config group with the option chosen for it, for labels. `sampling` None leaves the choice to the
-    timer. `batch_size_fn` is the dotted path of a function of the user's that counts the samples of a batch,
-    `batch_size_key` the dotted key of the user's configuration that sets the batch size, where it has to be told.
-    `placed` pairs a setting of the loaders with the argument that it has already been written to, `set_aside` names
-    what of the user's files has been left out already. With
-    `own_directory` the run starts in a directory of its own, else where the command was typed. `count_flops` has the
-    floating-point operations of a step counted after the timing, `peak_flop_per_s` is the device's, if told. `profile` looks into the cell, on a
-    run of its own.
+    timer. `batch_size_fn` is the path of a function of the user's that counts the samples of a batch, `batch_size_key`
+    the dotted key of the user's configuration that sets the batch size, where it has to be told. `placed` pairs a
+    setting of the loaders with the argument that it has already been written to, `set_aside` names what of the user's
+    files has been left out already. With `own_directory` the run starts in a directory of its own, else where the
+    command was typed. `count_flops` has the floating-point operations of a step counted after the timing;
+    `peak_flop_per_s` is the device's, if told. `profile` looks into the cell, on a run of its own.
     """
 
     spec: RunSpec

@@ -93,10 +93,9 @@ def _run_worker(cell_dir: Path, log: str) -> None:
         _redirect_output(log)
         atexit._clear()  # the server's; the worker runs its own at its end, as multiprocessing's children do
         atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
-        from stepbench.worker import measure
+        from stepbench.worker import work
 
-        measure(cell_dir, worker_start="fork")
-        returncode = 0
+        returncode = work(cell_dir, worker_start="fork")
     except BaseException:
         traceback.print_exc()
     finally:

@@ -16,7 +16,17 @@ from omegaconf.errors import OmegaConfBaseException
 from stepbench import user_files
 from stepbench.clock import TIMERS
 from stepbench.composition_errors import did_you_mean
-from stepbench.record import CliProgram, Component, Protocol, RunRequest, RunSpec, Sampling, canonical_json
+from stepbench.profile_files import EVERY_CELL, PROFILERS, SLOWEST
+from stepbench.record import (
+    CliProgram,
+    Component,
+    ProfileRequest,
+    Protocol,
+    RunRequest,
+    RunSpec,
+    Sampling,
+    canonical_json,
+)
 from stepbench.user_files import TrainerWishes
 
 WORKER_STARTS = ("auto", "fork", "spawn")
@@ -164,6 +174,18 @@ class _Checker:
         )
         return _parse_sampling(value)
 
+    def profile(self, key: str) -> ProfileRequest | None:
+        """Which profiler looks into a cell, and over how much; None where none is asked for."""
+        name = self.choice(f"{key}.name", PROFILERS, optional=True)
+        warmup_batches = self.whole_number(f"{key}.warmup_batches", minimum=0)
+        batches = self.whole_number(f"{key}.batches", minimum=1)
+        memory = self.flag(f"{key}.memory") if "memory" in self.group(key) else False
+        if memory and name not in (None, "pytorch"):
+            self.problems.append(f"{key}.memory=true needs {key}=pytorch, got {name}")
+        if name is None:
+            return None
+        return ProfileRequest(profiler=name, warmup_batches=warmup_batches, batches=batches, memory=memory)
+
     def function_path(self, key: str) -> Any:
         """The dotted path of a function, or None."""
         return self.take(
@@ -302,6 +324,12 @@ def read_request(
         "count_flops": checker.flag("flops"),
         "peak_flop_per_s": checker.positive_number("device.peak_flop_per_s"),
     }
+    profile = checker.profile("profiler")
+    checker.take(
+        "profile_cell",
+        lambda v: v in (SLOWEST, EVERY_CELL) or (_is_int(v) and v >= 0),
+        f"{SLOWEST}, {EVERY_CELL}, or the number of a cell's directory",
+    )
     checker.choice("worker_start", WORKER_STARTS)
     checker.flag("plots")
     program = (_read_cli if is_cli else _read_components)(checker, choices, directory)
@@ -320,6 +348,7 @@ def read_request(
         placed=tuple(placed.items()),
         set_aside=program.set_aside,
         own_directory=own_directory,
+        profile=profile,
         choices=tuple(labels.items()),
     )
 

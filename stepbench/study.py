@@ -184,7 +184,8 @@ def _settings(cells: Sequence[Cell]) -> list[dict[str, Value]]:
     """Each cell's settings by name; host, device and sweep are settings too where several were read together."""
     settings = [axes_module.flatten_request(cell.request) for cell in cells]
     for group in ("model", "data"):
-        targets = [getattr(cell.request.spec, group).target for cell in cells]
+        components = [getattr(cell.request.spec, group) for cell in cells]
+        targets = [None if component is None else component.target for component in components]
         if len(set(zip(targets, [flat[group] for flat in settings], strict=True))) > len({f[group] for f in settings}):
             for flat, target in zip(settings, targets, strict=True):
                 flat[group] = target

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,12 @@ import stepbench
 from stepbench import units
 from stepbench.clock import monotonic_s, unix_time_s
 from stepbench.launcher import Launcher, SpawnLauncher, WorkerExit
+from stepbench.profile_files import ERROR_FILE, LOG_FILE, PROFILE_DIR, PROFILE_FILES, PROFILE_REQUEST_FILE, SLOWEST
 from stepbench.record import (
     CONFIG_FILE,
     SCHEMA_VERSION,
     SWEEP_FILE,
+    ProfileRequest,
     RecordError,
     RunRecord,
     RunRequest,
@@ -43,12 +46,16 @@ class DirectoryTakenError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCell:
-    """A cell that is still to be measured, and where. `label` tells it from the other cells of the sweep."""
+    """A cell that is still to be measured, and where. `label` tells it from the other cells of the sweep.
+
+    `profile` is for a run of its own, after the last cell has been measured; `request` has none.
+    """
 
     directory: Path
     request: RunRequest
     config_text: str
     label: str
+    profile: ProfileRequest | None = None
 
 
 def claim_directory(directory: Path, *, may_rename: bool) -> Path:
@@ -151,6 +158,79 @@ def measure_cell(cell: PlannedCell, launcher: Launcher) -> RunRecord:
     return record
 
 
+def profile_cells(cells: Sequence[PlannedCell], launcher: Launcher, which: str | int, directory: Path) -> int:
+    """Profile cells that have been measured and that ask for it; returns 0, or the exit code of an interrupt.
+
+    `which` is `all`, or `slowest`, the one with the longest median step, or the number of a cell's directory. Prints a
+    line for each, with paths that start in `directory`. A profile that fails changes nothing else.
+    """
+    try:
+        for cell in _choose_profiled(cells, which):
+            print(f"profile of {cell.label} … ", end="", flush=True)
+            reason = profile_cell(cell, SpawnLauncher() if starts_ranks(cell.request.spec) else launcher)
+            place = (cell.directory / PROFILE_DIR).relative_to(directory)
+            files = ", ".join(str(place / name) for name in _profile_files(cell))
+            print(files if reason is None else f"failed: {reason}; see {place / ERROR_FILE}", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        return EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+def _choose_profiled(cells: Sequence[PlannedCell], which: str | int) -> list[PlannedCell]:
+    """The cells to be profiled, of those that have been measured well; says so where that is none."""
+    wanted = [cell for cell in cells if cell.profile is not None]
+    if isinstance(which, int):
+        wanted = [cell for cell in wanted if cell.directory.name == str(which)]
+    step_s = {cell.directory: _median_step_s(cell) for cell in wanted}
+    measured = [cell for cell in wanted if step_s[cell.directory] is not None]
+    if wanted and not measured:
+        print("no profile: " + ("no cell is ok" if len(wanted) > 1 else f"{wanted[0].label} is not ok"), flush=True)
+    if which == SLOWEST and measured:
+        return [max(measured, key=lambda cell: step_s[cell.directory] or 0.0)]
+    return measured
+
+
+def _median_step_s(cell: PlannedCell) -> float | None:
+    """The median step of a cell's runs that went well; None where there is none."""
+    found = []
+    for path in (cell.directory / "records").glob("*.json"):
+        with contextlib.suppress(RecordError):
+            record = read_record(path)
+            if record.rank == 0 and record.status is Status.OK and record.summary is not None:
+                found.append(record.summary.step.median_s)
+    return statistics.median(found) if found else None
+
+
+def profile_cell(cell: PlannedCell, launcher: Launcher) -> str | None:
+    """Have a worker profile a cell; returns in one line why there is no profile, None where there is one.
+
+    Where there is none, a file in its place says why.
+    """
+    directory = cell.directory / PROFILE_DIR
+    error = directory / ERROR_FILE
+    request = dataclasses.replace(cell.request, profile=cell.profile)
+    text = json.dumps(dataclasses.asdict(request), indent=1)
+    write_text_atomically(directory / PROFILE_REQUEST_FILE, text + "\n")
+    try:
+        end = launcher.run(directory, directory / LOG_FILE, request.timeout_s)
+    except KeyboardInterrupt:
+        write_text_atomically(error, "the sweep was interrupted during the profile\n")
+        raise
+    if error.exists() and not end.timed_out:
+        return error.read_text(encoding="utf-8").partition("\n")[0]
+    if end.returncode == 0 and _profile_files(cell):
+        return None
+    _, reason = _explain(end, request, missing="profile")
+    write_text_atomically(error, f"{reason}\n")
+    return reason
+
+
+def _profile_files(cell: PlannedCell) -> list[str]:
+    names = [name for files in PROFILE_FILES.values() for name in files]
+    return [name for name in names if (cell.directory / PROFILE_DIR / name).exists()]
+
+
 def starts_ranks(spec: RunSpec) -> bool:
     """Whether Lightning starts the worker's command again for further ranks, which takes a worker that is a command."""
     return spec.num_devices > 1 or spec.strategy is not None
@@ -186,7 +266,7 @@ def _blame(records: Sequence[RunRecord], own: RunRecord | None) -> RunRecord:
     return own
 
 
-def _explain(end: WorkerExit, request: RunRequest) -> tuple[Status, str]:
+def _explain(end: WorkerExit, request: RunRequest, missing: str = "record") -> tuple[Status, str]:
     """The status and the reason of a run whose worker left no record of its own."""
     if end.timed_out:
         return Status.TIMEOUT, f"the run took longer than timeout_s={request.timeout_s:g}"
@@ -194,7 +274,7 @@ def _explain(end: WorkerExit, request: RunRequest) -> tuple[Status, str]:
         number = -end.returncode
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         return Status.CRASHED, f"the worker was killed by {name}"
-    return Status.CRASHED, f"the worker ended with exit code {end.returncode} and left no record"
+    return Status.CRASHED, f"the worker ended with exit code {end.returncode} and left no {missing}"
 
 
 def _record_unmeasured(cell: PlannedCell, status: Status, reason: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+from stepbench.loader_arguments import LOADER_SETTINGS, find_parameter
 from stepbench.record import Component
 from stepbench.trainer_setup import UserTrainer
 
@@ -91,7 +92,7 @@ def _check_arguments(key: str, function: Any, target: str, arguments: dict[str, 
         if parameter.kind in by_name and parameter.default is parameter.empty and name not in given
     ]
     if missing:
-        hints = " ".join(f"+{key}.{name}=VALUE" for name in missing)
+        hints = " ".join(_hint(key, name) for name in missing)
         raise TypeError(f"{target} needs {' and '.join(missing)}, which {key} does not have: give {hints}")
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -100,6 +101,12 @@ def _check_arguments(key: str, function: Any, target: str, arguments: dict[str, 
     if unknown:
         takes = f"it takes {', '.join(known)}" if known else "it takes none"
         raise TypeError(f"{target} takes no argument {unknown[0]} ({key}.{unknown[0]}); {takes}")
+
+
+def _hint(key: str, name: str) -> str:
+    """How an argument is given on the command line; for one of the loaders' there is a setting."""
+    settings = [setting for setting in LOADER_SETTINGS if find_parameter([name], setting)]
+    return f"{settings[0]}=VALUE" if settings else f"+{key}.{name}=VALUE"
 
 
 def find_function(key: str, target: str) -> Callable[..., Any]:

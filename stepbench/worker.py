@@ -1,8 +1,8 @@
 """One run in a fresh process: build the user's classes, fit them under the timer, write the record.
 
 Knows nothing of the configuration system that composed the request; a cell's directory is all it is given. As a
-command, `python -m stepbench.worker DIR` measures the request that lies in DIR; where several devices train together,
-Lightning starts the same command again for each further rank, which leaves a record of its own.
+command, `python -m stepbench.worker DIR` does what the request that lies in DIR asks for; where several devices train
+together, Lightning starts the same command again for each further rank, which leaves a record of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,12 @@ from stepbench.clock import NS_PER_S, HostClock, monotonic_s, unix_time_s
 
 _IMPORT_STARTED_S = monotonic_s()
 
-import torch  # noqa: E402
-
 from stepbench import device, facts, flops, ranks, user_code  # noqa: E402
 from stepbench.callback import PhaseTimer, make_phase_timer  # noqa: E402
-from stepbench.lightning_package import LightningPackage, load_package  # noqa: E402
-from stepbench.loader_overrides import LoaderOverrides  # noqa: E402
 from stepbench.peak_flops import Peak, find_peak  # noqa: E402
-from stepbench.program import build_program, wanted_of  # noqa: E402
+from stepbench.preparation import Preparation, prepare  # noqa: E402
+from stepbench.profile_files import ERROR_FILE, PROFILE_REQUEST_FILE  # noqa: E402
+from stepbench.profiles import profile_program  # noqa: E402
 from stepbench.protocol import ProtocolRule, mark_warmup  # noqa: E402
 from stepbench.record import (  # noqa: E402
     REQUEST_FILE,
@@ -49,12 +46,10 @@ from stepbench.record import (  # noqa: E402
     record_path,
     spec_hash,
     write_record,
+    write_text_atomically,
 )
 from stepbench.statistics import summarize_run, with_rank_waits  # noqa: E402
-from stepbench.trainer_setup import UnsupportedError, make_trainer, quieten_module  # noqa: E402
-
-PRELOADED = load_package("lightning.pytorch")
-"""The package that most modules are built on; the other one is imported only by a module that is built on it."""
+from stepbench.trainer_setup import UnsupportedError  # noqa: E402
 
 _IMPORT_S = monotonic_s() - _IMPORT_STARTED_S
 
@@ -66,26 +61,17 @@ MAX_REASON_LENGTH = 500
 """Characters of an exception's message that a table can bear; the whole of it is in the record's traceback."""
 
 
-@dataclass(slots=True)
-class _Run:
+@dataclass(slots=True, kw_only=True)
+class _Run(Preparation):
     """What a run has gathered so far, so that a failure loses none of it."""
 
     rank: int
     environment: Environment
-    package: LightningPackage = PRELOADED
-    model: Any = None
-    datamodule: Any = None
-    loaders: LoaderOverrides | None = None
-    trainer: Any = None
-    make_trainer: Callable[..., Any] | None = None
-    trainer_settings: tuple[tuple[str, str], ...] = ()
-    set_aside: list[str] = field(default_factory=list)
     timer: PhaseTimer | None = None
     rule: ProtocolRule | None = None
     rows: list[BatchTiming] = field(default_factory=list)
     build_s: float = 0.0
     fit_started_ns: int = 0
-    compile_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +86,41 @@ class _Outcome:
 OK = _Outcome(status=Status.OK)
 
 
+def work(directory: Path, *, worker_start: str) -> int:
+    """Measure or profile, whatever the request in a directory is for; returns the exit code.
+
+    Of a measurement the record, not the exit code, tells what became of it. But for a rank beside the first: Lightning
+    ends the others where one of those ends with another code than 0.
+    """
+    if (directory / PROFILE_REQUEST_FILE).exists():
+        return _profile(directory.resolve(), read_request(directory / PROFILE_REQUEST_FILE))
+    record = measure(directory, worker_start=worker_start)
+    return 0 if record.rank == 0 or record.traceback is None else 1
+
+
+def _profile(directory: Path, request: RunRequest) -> int:
+    """Leave a profile in the directory, or a file that says why there is none."""
+    is_first_rank = ranks.own_rank() == 0
+    try:
+        _enter_own_directory(request, directory)
+        profile_program(directory, request, scratch=directory / SCRATCH, is_first_rank=is_first_rank)
+    except BaseException as error:  # the user's code may raise anything, SystemExit included
+        trace = printable("".join(traceback.format_exception(error)))
+        if is_first_rank:
+            write_text_atomically(directory / ERROR_FILE, f"{_one_line(error)}{_place(error)}\n\n{trace}")
+        with contextlib.suppress(Exception):  # the user's code may have closed the stream
+            print(trace, file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _enter_own_directory(request: RunRequest, directory: Path) -> None:
+    """Change to a directory for what the user's code writes, where the request asks for it."""
+    if request.own_directory:
+        (directory / SCRATCH).mkdir(exist_ok=True)
+        os.chdir(directory / SCRATCH)
+
+
 def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
     """Do what the cell's request asks for and leave a record, whatever happens. `worker_start` is `fork` or `spawn`.
 
@@ -109,9 +130,7 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
     started_unix_s, started_s = unix_time_s(), monotonic_s()
     run = _Run(rank=ranks.own_rank(), environment=facts.environment_at_start())
     cell_dir = cell_dir.resolve()
-    if request.own_directory:
-        (cell_dir / SCRATCH).mkdir(exist_ok=True)
-        os.chdir(cell_dir / SCRATCH)
+    _enter_own_directory(request, cell_dir)
     outcome = _train(request, run, cell_dir)
     has_trained = outcome.status is Status.OK
     if has_trained:
@@ -201,28 +220,11 @@ def _train(request: RunRequest, run: _Run, cell_dir: Path) -> _Outcome:
 
 
 def _fit(request: RunRequest, run: _Run, cell_dir: Path) -> None:
-    spec = request.spec
-    if spec.num_threads is not None:
-        torch.set_num_threads(spec.num_threads)
-    if spec.float32_matmul_precision is not None:
-        torch.set_float32_matmul_precision(spec.float32_matmul_precision)
-    PRELOADED.root.seed_everything(spec.seed or 0, verbose=False)  # before there is a module; both packages do the same
     build_started_s = monotonic_s()
     batch_size_fn = None
     if request.batch_size_fn is not None:
         batch_size_fn = user_code.find_function("batch_size_fn", request.batch_size_fn)
-    program, run.package = build_program(request)
-    run.model, run.datamodule = program.model, program.datamodule
-    run.loaders = LoaderOverrides(wanted_of(spec), program.placed)
-    run.loaders.attach(program.model, program.datamodule)
-    quieten_module(program.model, program.datamodule, run.package, run.set_aside.append)
-    model = program.model if spec.compile is None else _compile(program.model, spec.compile)
-    run.compile_mode = spec.compile
-    prepared = make_trainer(
-        spec, run.package, program.trainer, epochs=request.protocol.epochs, scratch=cell_dir / SCRATCH
-    )
-    run.trainer, run.trainer_settings, run.make_trainer = prepared.trainer, prepared.kept, prepared.make_another
-    run.set_aside += prepared.set_aside
+    model = prepare(request, run, cell_dir / SCRATCH, epochs=request.protocol.epochs)
     run.rule = ProtocolRule(request.protocol)
     run.timer = make_phase_timer(
         run.package,
@@ -234,15 +236,10 @@ def _fit(request: RunRequest, run: _Run, cell_dir: Path) -> None:
     run.trainer.callbacks.append(run.timer)
     run.build_s = monotonic_s() - build_started_s
     run.fit_started_ns = HostClock.now()
-    run.trainer.fit(model, datamodule=program.datamodule)
-    if run.trainer.world_size != spec.num_devices:
-        raise RuntimeError(f"devices={spec.num_devices} were asked for, but {run.trainer.world_size} trained")
-
-
-def _compile(model: Any, mode: str) -> Any:
-    """The module compiled as Lightning's documentation has it, but for its logging, which the compiler cannot trace."""
-    model.log = torch.compiler.disable(model.log)  # type: ignore[no-untyped-call]  # `log_dict` calls it too
-    return torch.compile(model, mode=mode)
+    run.trainer.fit(model, datamodule=run.datamodule)
+    num_devices = request.spec.num_devices
+    if run.trainer.world_size != num_devices:
+        raise RuntimeError(f"devices={num_devices} were asked for, but {run.trainer.world_size} trained")
 
 
 def _make_stop_rule(request: RunRequest, rule: ProtocolRule, trainer: Any) -> ProtocolRule | ranks.AgreedRule:
@@ -406,12 +403,8 @@ def _start_up(run: _Run, worker_start: str) -> StartUp | None:
 
 
 def main() -> int:
-    """Measure the request in the directory given on the command line. The record, not the exit code, tells the rest.
-
-    But for a rank beside the first: Lightning ends the others where one of those ends with another code than 0.
-    """
-    record = measure(Path(sys.argv[1]), worker_start="spawn")
-    return 0 if record.rank == 0 or record.traceback is None else 1
+    """Do what the request in the directory given on the command line asks for; returns the exit code."""
+    return work(Path(sys.argv[1]), worker_start="spawn")
 
 
 if __name__ == "__main__":

@@ -303,6 +303,9 @@ def test_interpolations_in_sections_and_overrides(build: Build) -> None:
     overrides = {"model": {"init_args": {"width": "${data.init_args.batch_size}"}}}
     program = build(text, overrides=overrides, wanted={"batch_size": 9})
     assert (program.model.hidden, program.model.width) == (9, 9)
+    inside = {"hidden": "${oc.select:.width,3}", "width": 8, "name": "batches of ${data.init_args.batch_size}"}
+    program = build(SMALL, overrides={"model": {"init_args": inside}}, wanted={"batch_size": 9})
+    assert (program.model.hidden, program.model.name) == (8, "batches of 9")
     program = build(SMALL, overrides=overrides, cli_class="ScriptCLI", wanted={"batch_size": 9})
     assert program.model.width == 9
 
@@ -348,6 +351,16 @@ def test_a_model_with_loaders_of_its_own_is_given_the_settings(build: Build) -> 
     assert program.model.train_dataloader().batch_size == 9
     beside_data = SMALL.replace("Model", "OwnLoaderModel").replace("Data", "DictData\n  init_args: {loader: {}}")
     assert build(beside_data, wanted={"batch_size": 9}).placed == {}
+
+
+def test_settings_in_lists_are_left_as_they_are_and_keywords_are_not(build: Build) -> None:
+    keywords = "model: cli_user_code.Model\ndata:\n  class_path: cli_user_code.KeywordData\n"
+    text = f"{keywords}  init_args: {{others: [{{batch_size: 4}}]}}\n  dict_kwargs: {{num_workers: 0}}\n"
+    program = build(text, wanted={"batch_size": 9, "num_workers": 2})
+    assert program.placed == {"num_workers": "data.dict_kwargs.num_workers"}
+    assert (program.datamodule.others, program.datamodule.loader) == ([{"batch_size": 4}], {"num_workers": 2})
+    with pytest.raises(CliConfigError, match="others.0.batch_size stays 4 although 9 is given for it"):
+        build(text, wanted={"batch_size": 9}, batch_size_key="data.init_args.others.0.batch_size")
 
 
 def test_linked_settings_are_given_through_their_source(build: Build) -> None:
@@ -452,7 +465,7 @@ FLAT = sample("flat.yaml")
             "    loader_config: {class_path: cli_user_code.LoaderConfig, init_args: {batch_size: x}}\n",
             "data.init_args.loader_config.init_args.batch_size: expected int, got x",
         ),
-        (FLAT + "broken: [1\nnext: 2\n", "did not find expected ',' or ']' (line 41, column 5)"),
+        (FLAT + "broken: [1\nnext: 2\n", "did not find expected ',' or ']' (line 34, column 5)"),
         ("- a\n", "a file for LightningCLI holds a mapping, but this one holds - a"),
         ("", "a file for LightningCLI holds a mapping, but this one holds nothing"),
         ("fit: {model: cli_user_code.Model}\ntets: {}\n", "tets: the command line takes no such argument"),

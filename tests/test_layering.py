@@ -32,7 +32,7 @@ LAYERS = {
     "device": set(),
     "environment": {"record", ""},
     "trainer_setup": {"lightning_package", "record"},
-    "user_code": {"record", "trainer_setup"},
+    "user_code": {"loader_arguments", "record", "trainer_setup"},
     "loader_arguments": set(),
     "loader_overrides": {"loader_arguments", "samples"},
     "cli_program": {"lightning_package", "loader_arguments", "record", "trainer_setup", "user_code"},
@@ -40,6 +40,9 @@ LAYERS = {
         "cli_program", "lightning_package", "loader_arguments", "record", "trainer_setup", "user_code", "",
     },
     "peak_flops": set(),
+    "profile_files": set(),
+    "preparation": {"lightning_package", "loader_overrides", "program", "record", "trainer_setup"},
+    "profiles": {"lightning_package", "preparation", "profile_files", "record"},
     "flops": {"lightning_package"},
     "profiler_tap": {"lightning_package", "timing"},
     "callback": {
@@ -47,8 +50,8 @@ LAYERS = {
     },
     "facts": {"callback", "device", "environment", "record", "samples", ""},
     "worker": {
-        "callback", "clock", "device", "facts", "flops", "lightning_package", "loader_overrides", "peak_flops",
-        "program", "protocol", "ranks", "record", "statistics", "trainer_setup", "user_code", "",
+        "callback", "clock", "device", "facts", "flops", "peak_flops", "preparation", "profile_files", "profiles",
+        "protocol", "ranks", "record", "statistics", "trainer_setup", "user_code", "",
     },
     "standalone": {
         "aggregate", "callback", "clock", "facts", "lightning_package", "protocol", "ranks", "record", "report",
@@ -58,12 +61,12 @@ LAYERS = {
     "launcher": {"clock"},
     "composition_errors": set(),
     "user_files": {"composition_errors", "loader_arguments", "trainer_setup"},
-    "settings": {"clock", "composition_errors", "record", "user_files", ""},
+    "settings": {"clock", "composition_errors", "profile_files", "record", "user_files", ""},
     "overrides": {"settings"},
-    "sweep": {"clock", "launcher", "record", "units", ""},
+    "sweep": {"clock", "launcher", "profile_files", "record", "units", ""},
     "__main__": {
-        "aggregate", "composition_errors", "launcher", "overrides", "record", "report", "settings", "sweep",
-        "units", "",
+        "aggregate", "composition_errors", "launcher", "overrides", "profile_files", "record", "report", "settings",
+        "sweep", "units", "",
     },
 }  # fmt: skip
 

@@ -372,3 +372,14 @@ def make_model(hidden: int = 3) -> Model:
 
 
 make_model.__annotations__["return"] = Model  # as it is where annotations are not text
+
+
+class KeywordData(pl.LightningDataModule):
+    """Takes whatever its loader takes, and loaders of other stages as a list."""
+
+    def __init__(self, others: Optional[list[dict[str, Any]]] = None, **loader: Any) -> None:  # noqa: UP045
+        super().__init__()
+        self.others, self.loader = others, loader
+
+    def train_dataloader(self) -> DataLoader:
+        return make_loader(**self.loader)
