@@ -23,6 +23,7 @@ from stepbench import units
 from stepbench.composition_errors import explain
 from stepbench.launcher import LaunchError, make_launcher
 from stepbench.overrides import (
+    IMPLIED,
     config_directories,
     find_choices,
     find_project_root,
@@ -255,7 +256,7 @@ def _place_cells(plan: _Plan, directory: Path) -> list[PlannedCell]:
             request=dataclasses.replace(cell.request, profile=None),
             profile=cell.request.profile,
             config_text=cell.config_text,
-            label=" ".join(o.replace("'", "") for o in cell.overrides if o not in common) or "one run",
+            label=" ".join(o.replace("'", "") for o in cell.overrides if o not in (*common, *IMPLIED)) or "one run",
         )
         for number, cell in enumerate(plan.cells)
     ]

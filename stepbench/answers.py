@@ -12,6 +12,7 @@ from stepbench import units
 from stepbench.axes import Axis, label_value
 from stepbench.captions import is_one_round
 from stepbench.cells import Cell
+from stepbench.compile_payback import find_paybacks
 from stepbench.frames import largest_phase, spread_of_steps
 from stepbench.record import PHASES
 from stepbench.scaling import Fastest, Recommendation, measured, noisy
@@ -65,6 +66,7 @@ def answer_study(study: Study) -> tuple[Answer, ...]:
         Answer(question="Cost of doubling the batch", lines=_doublings(study)),
         Answer(question=_growth_question(study), lines=_growths(study)),
         Answer(question=_speed_up_question(study), lines=_speed_ups(study)),
+        Answer(question="Does compiling pay", lines=_compile_paybacks(study)),
         Answer(question="Not measured", lines=_failures(study)),
     )
     return tuple(answer for answer in answers if answer.lines)
@@ -267,6 +269,21 @@ def _speed_ups(study: Study) -> tuple[str, ...]:
             for item in own
         ]
         lines.append(f"{name_series(study, series)}: {', '.join(parts)}")
+    return tuple(lines)
+
+
+def _compile_paybacks(study: Study) -> tuple[str, ...]:
+    """For each compiled cell with a twin that is not: after how many steps the time spent compiling is saved."""
+    lines = []
+    for payback in find_paybacks(study.cells):
+        compiled = label_cell(study, payback.cell, study.axes)
+        took = f"{compiled}: compiling took {units.format_duration(payback.compile_s)}"
+        if payback.num_steps is None:
+            lines.append(f"{took}, and the step is no faster for it: it never pays for itself")
+        else:
+            steps = units.format_count(payback.num_steps, "step")
+            saved = units.format_duration(payback.saved_step_s)
+            lines.append(f"{took} and saves {saved} per step: it pays for itself after {steps}")
     return tuple(lines)
 
 

@@ -191,6 +191,11 @@ def choose_x_axis(axes: Sequence[Axis]) -> Axis | None:
 # ---- labels: what ran, not what was asked ----
 
 
+def list_names(names: Sequence[str | tuple[str, str]]) -> str:
+    """Names, or names with what belongs to them, in one line: `gradient_clip_val 1.0, deterministic True`."""
+    return ", ".join(name if isinstance(name, str) else " ".join(name) for name in names)
+
+
 def ran_differently(name: str, requested: Value, effective: Value) -> bool:
     """Whether a setting ran as something else than requested. Unknown, left open or spelled otherwise is not."""
     if effective is None or requested is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from stepbench import units
-from stepbench.axes import TITLES, USUAL_SETTINGS, flatten_request, label_setting
-from stepbench.record import Environment
+from stepbench.axes import TITLES, USUAL_SETTINGS, flatten_request, label_setting, list_names
+from stepbench.record import EffectiveSettings, Environment
 from stepbench.scaling import measured, noisy
 from stepbench.statistics import DEVICE
 from stepbench.study import Study
@@ -101,6 +101,15 @@ def environment_lines(study: Study) -> tuple[str, ...]:
     return tuple(line for line in lines if not any(other != line and other.startswith(line) for other in lines))
 
 
+def program_lines(effective: EffectiveSettings) -> tuple[str, ...]:
+    """What became of the user's own settings, a line each: kept, set aside, and what brought others to the loader."""
+    lines = [f"your trainer's settings: {list_names(effective.trainer_settings)}"] * bool(effective.trainer_settings)
+    lines += [f"set aside for timing: {list_names(effective.set_aside)}"] * bool(effective.set_aside)
+    unusual = [(name, f"by {where}") for name, where in effective.placed if where != f"data.{name}"]
+    lines += [f"reached the loader: {list_names(unusual)}"] * bool(unusual)
+    return tuple(lines)
+
+
 def describe_environment(environment: Environment, device_name: str | None) -> str:
     """A machine in one line."""
     cores = environment.num_usable_cores or environment.num_cores
@@ -149,6 +158,8 @@ def method_lines(study: Study) -> tuple[str, ...]:
         for record in cell.records
     )
     lines += [f"timer: {timer}" for timer in timers]
+    effective = [record.effective for cell in study.cells for record in cell.records if record.effective is not None]
+    lines += dict.fromkeys(line for settings in effective for line in program_lines(settings))
     steps = measured(study.cell_frame)["num_steps"]
     if steps.empty:
         return tuple(lines)

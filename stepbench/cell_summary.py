@@ -9,6 +9,7 @@ from typing import Any
 
 from stepbench import advice, axes
 from stepbench.cells import Cell
+from stepbench.flop_rates import flop_columns
 from stepbench.frames import merge_summaries
 from stepbench.record import PHASES, PhaseSummary, RunRecord, RunSummary
 from stepbench.statistics import DEVICE
@@ -49,6 +50,8 @@ def summarize_cell(cell: Cell) -> dict[str, Any]:
             peak_host_memory_bytes=record.peak_host_memory_bytes,
             peak_device_memory_bytes=record.peak_device_memory_bytes,
         )
+        if record.flop is not None:
+            summary["flop"] = _known(**flop_columns([record])) | _plain(record.flop)
         summary["model"] = _known(
             num_parameters=record.num_parameters, num_trainable_parameters=record.num_trainable_parameters
         )

@@ -18,16 +18,25 @@ import json
 import re
 import sys
 import tempfile
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf.errors import OmegaConfBaseException
 
-from stepbench.lightning_package import PACKAGES, LightningPackage, load_package
+from stepbench.cli_classes import (
+    FIT,
+    CliConfigError,
+    CliFile,
+    UserClasses,
+    find_user_classes,
+    read_file,
+    try_to_find,
+    unwrapped,
+)
+from stepbench.cli_messages import RETOLD, file_names, one_line
+from stepbench.lightning_package import LightningPackage
 from stepbench.loader_arguments import LoaderSettings, find_arguments, get_at
 from stepbench.record import CliProgram, RunSpec
 from stepbench.trainer_setup import (
@@ -38,11 +47,7 @@ from stepbench.trainer_setup import (
     set_aside_callback_types,
     trainer_defaults,
 )
-from stepbench.user_code import Program, find
-
-FIT = "fit"
-
-BASES = ("LightningModule", "LightningDataModule", "LightningCLI")
+from stepbench.user_code import Program
 
 MACHINE_ARGUMENTS = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm", "plugins")
 
@@ -54,11 +59,8 @@ YAML_MODES = ("yaml", "json", "omegaconf", "omegaconf+")
 
 NEAR_KEYS = 4
 
-MAX_MESSAGE_LENGTH = 300
-
-
-class CliConfigError(ValueError):
-    """The files cannot be made into a program. The message is one line that names the file and the key."""
+LINKED_TO_FIXED = "Target key expected to start with"
+"""What jsonargparse says of a link to an argument of a class that the parser does not know."""
 
 
 def build_cli_program(
@@ -78,8 +80,8 @@ def build_cli_program_and_config(
     """The program, and the whole configuration that it was built from, as YAML that `LightningCLI` reads again."""
     if importlib.util.find_spec("jsonargparse") is None:
         raise CliConfigError("files for LightningCLI need jsonargparse: pip install 'jsonargparse[signatures]'")
-    files = [_read(path) for path in cli.files]
-    user = _find_user_classes(cli, files)
+    files = [read_file(path) for path in cli.files]
+    user = find_user_classes(cli, files)
     job = _Job(
         files=files,
         overrides=cli.overrides,
@@ -101,7 +103,7 @@ def build_cli_program_and_config(
     raise failure
 
 
-def _build(user: _UserClasses, job: _Job) -> tuple[Program, str]:
+def _build(user: UserClasses, job: _Job) -> tuple[Program, str]:
     line = _quiet_class(user.cli_class, job)
     arguments = _constructor_arguments(user, job)
     with _hidden_command_line():
@@ -110,10 +112,15 @@ def _build(user: _UserClasses, job: _Job) -> tuple[Program, str]:
         except CliConfigError:
             raise
         except ValueError as error:
+            if user.model_class is None and str(error).startswith(LINKED_TO_FIXED):
+                fixed = f"{user.cli_name} links arguments of fixed classes: name them with cli_model= and cli_data="
+                raise CliConfigError(fixed) from error
             original = _original_error(error)
             raise original from original.__cause__
         except SystemExit as error:
-            raise CliConfigError(f"{job.file_names}: {user.cli_name} ended with exit code {error.code}") from error
+            raise CliConfigError(
+                f"{file_names(job.files)}: {user.cli_name} ended with exit code {error.code}"
+            ) from error
     trainer = _captured_trainer(built, job)
     program = Program(model=built.model, datamodule=built.datamodule, trainer=trainer, placed=dict(job.placed))
     return program, job.config_text
@@ -122,140 +129,12 @@ def _build(user: _UserClasses, job: _Job) -> tuple[Program, str]:
 def _original_error(error: ValueError) -> BaseException:
     """What the user's constructor raised: jsonargparse tells of it as of a value that no type accepts."""
     original: BaseException = error
-    while original.__cause__ is not None and str(original).lstrip().startswith(_RETOLD):
+    while original.__cause__ is not None and str(original).lstrip().startswith(RETOLD):
         original = original.__cause__
     return original
 
 
-# ---- the user's files and classes ----
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    """A file, and what it holds as far as it can be told without a parser; that is for questions and messages only."""
-
-    path: str
-    text: str
-    sections: Mapping[str, Any]
-
-
-def _read(path: str) -> _File:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CliConfigError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliConfigError(f"{path} cannot be read: {error}") from error
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:  # the parser will say it, or it is in another language
-        content = None
-    sections = content if isinstance(content, dict) else {}
-    return _File(path=path, text=text, sections=_unwrapped(sections))
-
-
-def _unwrapped(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a file says to `fit`, whether it has a section for each subcommand or is for `fit` alone."""
-    section = content.get(FIT)
-    return section if isinstance(section, dict) else content
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UserClasses:
-    """The classes that a program names, and the Lightning package that they are built on."""
-
-    package: LightningPackage
-    cli_class: type[Any]
-    cli_name: str
-    model_class: Any
-    data_class: Any
-
-
-def _find_user_classes(cli: CliProgram, files: Sequence[_File]) -> _UserClasses:
-    for name in cli.imports:
-        _found("imports", name)
-    cli_class = _found("cli_class", cli.cli_class)
-    if cli.cli_class is not None and _package_of_class(cli_class, ("LightningCLI",)) is None:
-        raise CliConfigError(f"cli_class must name a subclass of LightningCLI, got {cli.cli_class}")
-    model_class, data_class = _found("model_class", cli.model_class), _found("data_class", cli.data_class)
-    told: dict[str | None, Any] = {cli.cli_class: cli_class}
-    for section, given, value in (("model", cli.model_class, model_class), ("data", cli.data_class, data_class)):
-        path = given or _class_path(cli, files, section)
-        told[path] = _try_to_find(path) if value is None else value
-    packages = {name: _package_of_class(value, BASES) for name, value in told.items()}
-    known = {name: package for name, package in packages.items() if package is not None}
-    if len(set(known.values())) > 1:
-        each = ", ".join(f"{name} on {package}" for name, package in known.items())
-        raise CliConfigError(f"all must be built on one Lightning package, but {each}: import all from one")
-    for key, told_name, value, base in (
-        ("model_class", cli.model_class, model_class, "LightningModule"),
-        ("data_class", cli.data_class, data_class, "LightningDataModule"),
-    ):
-        if isinstance(value, type) and _package_of_class(value, (base,)) is None:
-            raise CliConfigError(f"{key} must name a {base}, got {told_name}")
-    package = load_package(next(iter(known.values()), PACKAGES[0]))
-    return _UserClasses(
-        package=package,
-        cli_class=importlib.import_module(f"{package.name}.cli").LightningCLI if cli_class is None else cli_class,
-        cli_name=cli.cli_class or "LightningCLI",
-        model_class=model_class,
-        data_class=data_class,
-    )
-
-
-def _found(key: str, name: str | None) -> Any:
-    try:
-        return None if name is None else find(name)
-    except ImportError as error:
-        raise CliConfigError(f"{key}: {error}") from error
-
-
-def _class_path(cli: CliProgram, files: Sequence[_File], section: str) -> str | None:
-    """The class that the files name for a section, if they do so plainly."""
-    for content in (cli.overrides, *(file.sections for file in reversed(files))):
-        value = content.get(section)
-        value = value.get("class_path") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            return value
-    return None
-
-
-def _try_to_find(name: str | None) -> Any:
-    """The class of a name, None where there is none such: the parser will say so. Short names are of what is loaded."""
-    if name is None or "${" in name:
-        return None
-    if "." not in name:
-        for package in PACKAGES:
-            for base in BASES[:2]:
-                for loaded in _subclasses(getattr(sys.modules.get(package), base, None)):
-                    if loaded.__name__ == name and loaded.__module__.partition(".")[0] != package.partition(".")[0]:
-                        return loaded
-        return None
-    try:
-        return find(name)
-    except Exception:
-        return None
-
-
-def _subclasses(base: type[Any] | None) -> Iterator[type[Any]]:
-    for subclass in () if base is None else base.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
-def _package_of_class(value: Any, class_names: Sequence[str]) -> str | None:
-    """The Lightning package of a class, or of what a function says to return."""
-    if value is not None and not isinstance(value, type):
-        with contextlib.suppress(Exception):
-            value = typing.get_type_hints(value).get("return")
-    for base in getattr(value, "__mro__", ()):
-        for name in PACKAGES:
-            if base.__name__ in class_names and base.__module__.startswith(f"{name}."):
-                return name
-    return None
-
-
-def _constructor_arguments(user: _UserClasses, job: _Job) -> dict[str, Any]:
+def _constructor_arguments(user: UserClasses, job: _Job) -> dict[str, Any]:
     """What the command line is called with: as little as it takes. Raises CliConfigError where that is too little."""
     parameters = inspect.signature(user.cli_class).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -265,7 +144,7 @@ def _constructor_arguments(user: _UserClasses, job: _Job) -> dict[str, Any]:
             continue
         wished[f"{key}_class"] = value
         if not takes_any and f"{key}_class" not in parameters:
-            raise CliConfigError(f"{user.cli_name} takes no {key}_class: leave {section}_class out")
+            raise CliConfigError(f"{user.cli_name} takes no {key}_class: leave cli_{section} out")
         if job.names_a_class(section):
             wished[f"subclass_mode_{section}"] = True
     given = {name: value for name, value in wished.items() if takes_any or name in parameters}
@@ -311,7 +190,7 @@ def _hidden_command_line() -> Iterator[None]:
 class _Job:
     """What a command line is to do, and what it has found on its way."""
 
-    files: list[_File]
+    files: list[CliFile]
     overrides: dict[str, Any]
     package: LightningPackage
     wanted: LoaderSettings
@@ -326,11 +205,6 @@ class _Job:
     config_text: str = ""
     subcommand_names: tuple[str, ...] = ()
     """What may stand at the top of a file that has a section for each subcommand."""
-
-    @property
-    def file_names(self) -> str:
-        """The files, for a message."""
-        return ", ".join(file.path for file in self.files) or "no file"
 
     def names_a_class(self, section: str) -> bool:
         """Whether the files or the overrides name a class in a section."""
@@ -422,7 +296,7 @@ def _quiet_class(base: type[Any], job: _Job) -> type[Any]:
             try:
                 super().parse_arguments(parser, arguments)
             except (argparse.ArgumentError, OmegaConfBaseException) as error:
-                raise CliConfigError(_one_line(str(error), job)) from error
+                raise CliConfigError(one_line(str(error), job.files, job.overrides, job.failed_file)) from error
 
         def _parse_ckpt_path(self) -> None:
             """Load no checkpoint, and take no hyperparameters from it."""
@@ -468,7 +342,7 @@ def _parser_class(base: type[Any], job: _Job) -> type[Any]:
 
         def _apply_actions(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
             if self._subcommands_action is None and isinstance(cfg, dict) and not (args or kwargs.get("parent_key")):
-                section = _unwrapped(cfg)
+                section = unwrapped(cfg)
                 unknown = () if section is cfg else [key for key in cfg if key not in job.subcommand_names]
                 if unknown:
                     raise TypeError(f"Option '{unknown[0]}' is not accepted")
@@ -540,7 +414,7 @@ def _set_aside(line: Any, job: _Job) -> None:
 def _callback_class(callback: Any) -> Any:
     """The class of a callback that is still text, or was put there by the user's own hook."""
     path = callback.get("class_path") if hasattr(callback, "get") else callback
-    return _try_to_find(path) if isinstance(path, str) else type(callback)
+    return try_to_find(path) if isinstance(path, str) else type(callback)
 
 
 # ---- the trainer that is not made ----
@@ -761,153 +635,8 @@ def _no_such_key(key: str, line: Any, job: _Job) -> str:
     usual = [f"{section}.{found}" for section in ("data", "model") for found in _usual(config.get(section))]
     near = list(dict.fromkeys([*usual, *difflib.get_close_matches(key, keys, n=NEAR_KEYS, cutoff=0.5)]))[:NEAR_KEYS]
     hint = f"; near: {', '.join(near)}" if near else ""
-    return f"batch_size_key: {job.file_names}: no {key} in the configuration{hint}"
+    return f"batch_size_key: {file_names(job.files)}: no {key} in the configuration{hint}"
 
 
 def _usual(section: Any) -> list[str]:
     return find_arguments(section, "batch_size") if isinstance(section, Mapping) else []
-
-
-# ---- messages ----
-
-_KEY = re.compile(r'Parser key "([^"]*)"(?: element \d+)?:?\s*(.*)')
-_CLASS = re.compile(r"Problem with given class_path '([^']*)':?\s*(.*)")
-_TYPE = re.compile(r"Expected an? <class '([^']*)'>(?:\. Got value: (.*))?")
-_UNKNOWN = re.compile(
-    r"(?:Subcommand '\w+'|Group '(?P<group>[^']*)'|.*?)\s*(?:does not accept option|Option) '(?P<key>[^']*)'"
-)
-_OTHER_CLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
-_REQUIRED = re.compile(r"the following arguments are required: (.*)")
-_UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^=\s]*)")
-_CONFIG = ("Problems parsing config:", "Unexpected config:")
-_RETOLD = ("Does not validate against", "Problem with given class_path", "Parser key")
-_FRAME = ("Does not validate against", "Subtypes:", "Errors:", "Given value type:", "Given value:")
-
-
-def _one_line(message: str, job: _Job) -> str:
-    """What jsonargparse says in many lines, in the one that decides, with the file and the key."""
-    if message.startswith(_CONFIG):
-        return f"{job.failed_file or job.file_names}: {_syntax_problem(message)}"
-    key, problem = _key_and_problem(message)
-    key = key.removeprefix(f"{FIT}.")
-    where = _place_of(key, job)
-    return f"{where}: {key}: {problem}" if key else f"{where}: {problem}"
-
-
-def _syntax_problem(message: str) -> str:
-    kind, _, rest = message.partition(":")
-    if kind.startswith("Unexpected"):
-        found = _short(rest.strip()) if rest.strip() else "nothing"
-        return f"a file for LightningCLI holds a mapping, but this one holds {found}"
-    lines = [line.strip() for line in rest.strip().splitlines()]
-    said = [line for line in lines if not line.startswith('in "')]
-    places = [line.partition(", ")[2] for line in lines if line.startswith('in "')]
-    return f"{_short(said[-1] if said else rest)}" + (f" ({places[-1]})" if places else "")
-
-
-def _key_and_problem(message: str) -> tuple[str, str]:
-    """The whole key that a message is about, and what is wrong there.
-
-    A message is a tree by indentation: keys and classes lead to problems, of which one for each type that was tried.
-    The problem that lies below most of them is about the type that was meant.
-    """
-    branches: list[tuple[int, str, str]] = []
-    found: list[tuple[int, str, str, str]] = []
-    for line in message.splitlines():
-        text = line.strip().removeprefix("- ")
-        indent = len(line) - len(line.lstrip()) + (2 if line.strip().startswith("- ") else 0)
-        if not text or text.startswith(_FRAME):
-            continue
-        branches = [branch for branch in branches if branch[0] < indent]
-        for pattern, kind in ((_KEY, "key"), (_CLASS, "class")):
-            match = pattern.fullmatch(text)
-            if match is not None:
-                branches.append((indent, kind, match[1]))
-                text = match[2]
-        if text:
-            key, owner = _joined(branches)
-            found.append((len(branches), key, owner, text))
-    full_key = re.search(r"^\s*full_key: (.*)$", message, re.MULTILINE)
-    if full_key is not None:  # an interpolation
-        return full_key[1], _short(message.strip().splitlines()[0])
-    if not found:
-        return "", _short(message)
-    deepest = max(depth for depth, *_ in found)
-    candidates = [entry for entry in found if entry[0] == deepest]
-    _, key, owner, text = next((entry for entry in candidates if not _TYPE.fullmatch(entry[3])), candidates[0])
-    if _TYPE.fullmatch(text):
-        return key, _type_problem([entry[3] for entry in candidates], message)
-    match = _OTHER_CLASS.fullmatch(text)
-    if match is not None:
-        package = _package_of_class(_try_to_find(match[1]), (match[2],))
-        other = f": it is one of {package}, but all must be built on one Lightning package" if package else ""
-        return key, f"{match[1]} is no subclass of the {match[2]} that is needed{other}"
-    return _unknown_or_missing(key, owner, text) or (key, _short(text))
-
-
-def _joined(branches: Sequence[tuple[int, str, str]]) -> tuple[str, str]:
-    """The whole key that the branches lead to, and the last class on the way."""
-    key, owner = "", ""
-    for _, kind, name in branches:
-        if kind == "class":
-            owner = name
-        else:
-            key = name if not key else f"{key}.init_args.{name}" if owner else f"{key}.{name}"
-    return key, owner
-
-
-def _type_problem(texts: Sequence[str], message: str) -> str:
-    matches = [match for match in map(_TYPE.fullmatch, texts) if match is not None]
-    types = list(dict.fromkeys("None" if match[1] == "NoneType" else match[1] for match in matches))
-    values = [match[2] for match in matches if match[2]] or re.findall(r"Given value: (.*)", message)
-    return f"expected {' or '.join(types)}" + (f", got {_short(values[-1])}" if values else "")
-
-
-def _unknown_or_missing(key: str, owner: str, text: str) -> tuple[str, str] | None:
-    inside = f"{key}.init_args." if key and owner else f"{key}." if key else ""
-    taker = owner or "the command line"
-    match = _UNRECOGNIZED.match(text)
-    if match is not None:
-        return match[1], f"{taker} takes no such argument"
-    match = _REQUIRED.fullmatch(text)
-    if match is not None:
-        names = [f"{inside}{name}".removeprefix(f"{FIT}.") for name in match[1].split(", ")]
-        return ", ".join(names), f"{taker} needs it, and it is not given"
-    match = _UNKNOWN.match(text)
-    if match is not None:
-        group = f"{match['group']}." if match["group"] else ""
-        return f"{inside}{group}{match['key']}", f"{taker} takes no such argument{_near_argument(owner, match['key'])}"
-    return None
-
-
-def _near_argument(class_path: str, name: str) -> str:
-    try:
-        names = list(inspect.signature(_try_to_find(class_path)).parameters)
-    except (TypeError, ValueError):  # there is no class, or it does not tell
-        return ""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _place_of(key: str, job: _Job) -> str:
-    """The file that has a key, or most of it; the last one where several have."""
-    best, place = 0, job.file_names
-    parts = key.partition(",")[0].split(".")
-    for name, content in (*((file.path, file.sections) for file in job.files), ("overrides", job.overrides)):
-        depth = _depth(content, parts)
-        if depth >= best and depth:
-            best, place = depth, name
-    return place
-
-
-def _depth(content: Any, parts: Sequence[str]) -> int:
-    for depth, part in enumerate(parts):
-        if not isinstance(content, Mapping) or part not in content:
-            return depth
-        content = content[part]
-    return len(parts)
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:MAX_MESSAGE_LENGTH]} …"

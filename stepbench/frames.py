@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from stepbench import units
-from stepbench.axes import Axis, Value, is_number, requested_column
+from stepbench.axes import Axis, Value, is_number, list_names, requested_column
 from stepbench.cells import Cell
+from stepbench.flop_rates import flop_columns
 from stepbench.record import PHASES, Distribution, EffectiveSettings, RunRecord, RunSummary
 
 TRUSTED, NOISY = "ok", "noisy"
@@ -29,7 +30,8 @@ def _requested(values: Mapping[str, Value], axes: Sequence[Axis]) -> dict[str, V
 
 def _effective(record: RunRecord | None) -> dict[str, Value]:
     effective = (record and record.effective) or EffectiveSettings()
-    return {f"effective_{field.name}": getattr(effective, field.name) for field in dataclasses.fields(effective)}
+    values = {field.name: getattr(effective, field.name) for field in dataclasses.fields(effective)}
+    return {f"effective_{name}": list_names(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def run_row(cell: Cell, record: RunRecord | None, values: Mapping[str, Value], axes: Sequence[Axis]) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def run_row(cell: Cell, record: RunRecord | None, values: Mapping[str, Value], a
         | _requested(values, axes)
         | _effective(record)
         | summary_columns(record.summary if record else None)
+        | flop_columns([record] if record else [])
         | outcome
     )
 
@@ -169,6 +172,7 @@ def cell_row(cell: Cell, values: Mapping[str, Value], axes: Sequence[Axis], seri
         | _effective(cell.last_record)
         | summary
         | {"samples_per_step": _samples_per_step(cell)}
+        | flop_columns(ok)
         | {name: None if value is None else round(value) for name, value in memory.items()}
     )
 

@@ -20,6 +20,9 @@ from yaml import YAMLError
 
 from stepbench.settings import conf_dir
 
+IMPLIED = ("model=none", "data=none")
+"""What is chosen beside files for LightningCLI, which name module and data."""
+
 
 def config_directories(arguments: Sequence[str]) -> list[Path]:
     """Where configuration files lie: our own directory and the one that `--config-dir` names."""
@@ -51,7 +54,7 @@ def prepare_arguments(arguments: Sequence[str]) -> list[str]:
     flags = [argument for argument in arguments if not (left and argument == left[0] and left.pop(0))]
     keys = {override.partition("=")[0].lstrip("+") for override in overrides}
     if "cli_config" in keys:  # its files name module and data
-        overrides += [f"{group}=none" for group in ("model", "data") if group not in keys]
+        overrides += [choice for choice in IMPLIED if choice.partition("=")[0] not in keys]
     return [*flags, *(quote_choices(override, groups) for override in overrides)]
 
 

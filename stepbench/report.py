@@ -14,6 +14,7 @@ from stepbench import advice, answers, axes, captions, units
 from stepbench.answers import Answer, Table
 from stepbench.cell_summary import four_way_shares
 from stepbench.cells import read_cell
+from stepbench.flop_rates import describe_flop
 from stepbench.frames import summary_columns
 from stepbench.record import (
     CONFIG_FILE,
@@ -67,6 +68,8 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
                 _print_line(console, f"{name}: asked for {asked}, ran as {ran}", style="yellow")
         if record.effective is not None:
             _print_line(console, _describe_effective(record.effective))
+            for line in captions.program_lines(record.effective):
+                _print_line(console, line)
     if record is None or record.summary is None or not cell.ok_records:
         _print_line(console, f"{cell.status}, so there are no numbers", style="red")  # the sweep has said why
         if cell.log is not None:
@@ -74,6 +77,9 @@ def print_run(cell_dir: Path, console: Console | None = None) -> None:
     else:
         _print_numbers(console, record)
         memory = (("host", record.peak_host_memory_bytes), ("device", record.peak_device_memory_bytes))
+        flop = describe_flop(record)
+        if flop is not None:
+            _print_line(console, flop)
         known = ", ".join(f"{units.format_bytes(value)} ({name})" for name, value in memory if value)
         if known:
             _print_line(console, f"peak memory {known}")

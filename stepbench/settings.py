@@ -341,6 +341,8 @@ def read_request(
     labels = {group: choices[group] for group in GROUPS_SHOWN if choices.get(group)} | program.labels
     if trainer["precision"] is not None and spec["float32_matmul_precision"] is None:
         labels |= {"precision": trainer["precision"]} if labels.get("precision") == INHERIT else {}
+    elif labels.get("precision") == INHERIT:
+        del labels["precision"]
     return RunRequest(
         spec=RunSpec(**spec, **trainer, **program.fields, seed=seed if seed is not None or is_cli else 0),
         protocol=Protocol(**protocol),

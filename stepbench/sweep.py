@@ -114,8 +114,11 @@ def run_cells(cells: Sequence[PlannedCell], launcher: Launcher) -> int:
         for position, cell in enumerate(cells):
             print(f"[{position + 1}/{len(cells)}] {cell.label} … ", end="", flush=True)
             records.append(measure_cell(cell, SpawnLauncher() if starts_ranks(cell.request.spec) else launcher))
+            aside = list_set_aside(records)
             remaining = _remaining_text(monotonic_s() - started_s, len(records), len(cells))
             print(_result_text(records[-1]) + remaining, flush=True)
+            if len(cells) > 1 and aside and aside != list_set_aside(records[:-1]):
+                print(f"      set aside for timing: {aside}", flush=True)
     except KeyboardInterrupt:
         current, left = cells[len(records) : len(records) + 1], cells[len(records) + 1 :]
         for cell in current:
@@ -126,6 +129,11 @@ def run_cells(cells: Sequence[PlannedCell], launcher: Launcher) -> int:
         return EXIT_INTERRUPTED
     is_ok = all(record.status in (Status.OK, Status.SKIPPED) for record in records)
     return EXIT_OK if is_ok else EXIT_SOME_FAILED
+
+
+def list_set_aside(records: Sequence[RunRecord]) -> str:
+    """The names of what of the user's own files the runs so far have set aside."""
+    return ", ".join(dict.fromkeys(name for r in records if r.effective is not None for name in r.effective.set_aside))
 
 
 def measure_cell(cell: PlannedCell, launcher: Launcher) -> RunRecord:

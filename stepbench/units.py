@@ -21,6 +21,8 @@ SAME_FRACTION = 0.02
 UNKNOWN = "–"
 """How a table shows a value that is None."""
 
+FLOP_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationUnit:
@@ -119,6 +121,14 @@ def format_bytes(num_bytes: float | None) -> str:
     if num_bytes >= 1024**3:
         return f"{format_significant(num_bytes / 1024**3)} GiB"
     return f"{format_significant(num_bytes / 1024**2)} MiB"
+
+
+def format_flop(flop: float | None) -> str:
+    """A number of floating-point operations: `7.87 MFLOP`; with `/s` behind it, a rate."""
+    if flop is None or math.isnan(flop):
+        return UNKNOWN
+    power = min(max(int(math.log10(flop)) // 3 if flop >= 1 else 0, 0), len(FLOP_PREFIXES) - 1)
+    return f"{format_significant(flop / 1000**power)} {FLOP_PREFIXES[power]}FLOP"
 
 
 def format_fraction(fraction: float | None) -> str:

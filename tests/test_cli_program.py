@@ -511,10 +511,10 @@ def test_the_file_that_has_the_key_is_named(build: Build, tmp_path: Path) -> Non
         ({"cli_class": "NeedyCLI"}, "NeedyCLI needs project and team, which the benchmark cannot give it"),
         ({"cli_class": "Model"}, "cli_class must name a subclass of LightningCLI, got cli_user_code.Model"),
         ({"cli_class": "NoCLI"}, "cli_class: cli_user_code.NoCLI: cli_user_code has no NoCLI"),
-        ({"imports": ("no_module",)}, "imports: no_module: no module no_module in "),
-        ({"model_class": "Data"}, "model_class must name a LightningModule, got cli_user_code.Data"),
-        ({"data_class": "Model"}, "data_class must name a LightningDataModule, got cli_user_code.Model"),
-        ({"cli_class": "FixedCLI", "model_class": "Model"}, "FixedCLI takes no model_class: leave model_class out"),
+        ({"imports": ("no_module",)}, "cli_import: no_module: no module no_module in "),
+        ({"model_class": "Data"}, "cli_model must name a LightningModule, got cli_user_code.Data"),
+        ({"data_class": "Model"}, "cli_data must name a LightningDataModule, got cli_user_code.Model"),
+        ({"cli_class": "FixedCLI", "model_class": "Model"}, "FixedCLI takes no model_class: leave cli_model out"),
     ],
 )
 def test_classes_that_do_not_fit_are_named(build: Build, classes: dict[str, Any], message: str) -> None:

@@ -35,7 +35,12 @@ LAYERS = {
     "user_code": {"loader_arguments", "record", "trainer_setup"},
     "loader_arguments": set(),
     "loader_overrides": {"loader_arguments", "samples"},
-    "cli_program": {"lightning_package", "loader_arguments", "record", "trainer_setup", "user_code"},
+    "cli_classes": {"lightning_package", "record", "user_code"},
+    "cli_messages": {"cli_classes"},
+    "cli_program": {
+        "cli_classes", "cli_messages", "lightning_package", "loader_arguments", "record", "trainer_setup",
+        "user_code",
+    },
     "program": {
         "cli_program", "lightning_package", "loader_arguments", "record", "trainer_setup", "user_code", "",
     },
