@@ -135,6 +135,10 @@ class _ProfileWindow:
         if self.num_batches == self._num_at_epoch_start:
             trainer.should_stop = True
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End a look that is incomplete because the training has an end of its own."""
+        self.close(trainer)
+
     def close(self, trainer: Any) -> None:
         """End the look, if it has not been ended."""
         if not self._is_closed:

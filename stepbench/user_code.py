@@ -164,7 +164,10 @@ def _where_was_searched() -> str:
     not_users = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     searched = dict.fromkeys(path for path in own if path and not path.startswith(not_users) and os.path.isdir(path))
     shown = ", ".join(searched)
-    return f"in {shown}, or installed; start stepbench in the directory that holds it, or name that in PYTHONPATH"
+    return (
+        f"in {shown}, or installed; start in the directory that holds it (python -m stepbench and stepbench look alike "
+        "there), or name that directory in PYTHONPATH"
+    )
 
 
 def _find_attribute(owner: Any, owner_name: str, path: str, target: str) -> Any:

@@ -55,6 +55,7 @@ def make_spec(batch_size: int = 16, precision: str = "32", **changes: Any) -> Ru
     data = (
         data if isinstance(data, Component) else component("stepbench.data.Images", {"batch_size": batch_size} | data)
     )
+    changes = {"accumulate_grad_batches": 1, "seed": 0} | changes
     return RunSpec(model=model, data=data, batch_size=batch_size, precision=precision, accelerator="cpu", **changes)
 
 
@@ -235,7 +236,7 @@ def write_sweep(
             step_s(spec),
             batch_size=spec.batch_size,
             noise=noise(spec) if callable(noise) else noise,
-            accumulate=spec.accumulate_grad_batches,
+            accumulate=spec.accumulate_grad_batches or 1,
             shares=shares(spec) if shares else SHARES,
         )
         write_run(cell_dir, spec, rows, choices=choices, host=host, load_average=load_average)

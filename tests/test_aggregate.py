@@ -115,7 +115,7 @@ def test_chosen_option_labels_the_model(tmp_path: Path) -> None:
 def test_one_option_name_for_two_models_falls_back_to_their_targets(tmp_path: Path) -> None:
     for i in range(2):
         spec = make_spec(model=component(f"mine.Net{i}"))
-        write_run(tmp_path / str(i), spec, make_rows(0.01), choices={"model": "custom"})
+        write_run(tmp_path / str(i), spec, make_rows(0.01), choices={"model": "net"})
     assert build_study([tmp_path], tmp_path).series == ("mine.Net0", "mine.Net1")
 
 

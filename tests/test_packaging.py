@@ -49,7 +49,7 @@ def test_a_wheel_runs_from_an_empty_directory_with_a_user_s_configuration(wheel_
     assert "per step" in output
     assert len(list(empty.rglob("records/0.0.json"))) == 1
     built_in = run(["-m", "stepbench", "--cfg", "job"], empty, [wheel_site])
-    assert yaml.safe_load(built_in)["batch_size"] == 32
+    assert yaml.safe_load(built_in)["protocol"]["warmup_batches"] == 5
 
 
 def test_the_wheel_s_console_scripts_are_there(wheel_site: Path) -> None:
