@@ -34,9 +34,9 @@ def effective_settings(
         num_devices=trainer.world_size,
         strategy=type(trainer.strategy).__name__,
         accumulate_grad_batches=trainer.accumulate_grad_batches,
-        num_workers=_loader_setting(trainer, "num_workers"),
-        pin_memory=_loader_setting(trainer, "pin_memory"),
-        persistent_workers=_loader_setting(trainer, "persistent_workers"),
+        num_workers=loader_setting(trainer, "num_workers"),
+        pin_memory=loader_setting(trainer, "pin_memory"),
+        persistent_workers=loader_setting(trainer, "persistent_workers"),
         start_method=multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0],
         worker_start=worker_start,
         num_threads=torch.get_num_threads(),
@@ -74,7 +74,7 @@ def numbers_of_items(trainer: Any) -> list[int]:
     return lengths
 
 
-def _loader_setting(trainer: Any, name: str) -> Any:
+def loader_setting(trainer: Any, name: str) -> Any:
     """The largest value that one of the training loaders has; None where no loader tells."""
     loaders = flatten_loaders(trainer.train_dataloader)
     return max((getattr(loader, name) for loader in loaders if hasattr(loader, name)), default=None)

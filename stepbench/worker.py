@@ -351,6 +351,7 @@ def check_batches(run: _Run, rows: list[BatchTiming], spec: RunSpec) -> _Outcome
     if not rows:
         return _Outcome(status=Status.NO_BATCHES, reason=run.timer.why_nothing_was_timed())
     problem = None if spec.batch_size is None else _find_batch_size_problem(run, rows, spec.batch_size)
+    problem = problem or _find_loader_problem(run, spec)
     return OK if problem is None else _Outcome(status=Status.ERROR, reason=problem)
 
 
@@ -359,9 +360,8 @@ def _find_batch_size_problem(run: _Run, rows: list[BatchTiming], batch_size: int
     if batch_size not in (counted, *sizes) and (counted is not None or sizes):
         found = sizes[0] if sizes else counted
         reason = (
-            f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples. Three ways to "
-            "fix it: give the argument that sets it a usual name, such as batch_size; name the argument's key, "
-            "batch_size_key=data.KEY; or set it in a function of yours, setup_fn=my_module:my_function"
+            f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples. "
+            + _three_ways("batch_size", "batch_size_key=data.KEY")
         )
         if found == 1:
             reason += (
@@ -374,6 +374,24 @@ def _find_batch_size_problem(run: _Run, rows: list[BatchTiming], batch_size: int
         wanted = f"batch_size={batch_size}" + (f" on each of {num_devices} devices" if num_devices > 1 else "")
         return f"the data set has {num_items} samples, fewer than one batch of {wanted}"
     return None
+
+
+def _find_loader_problem(run: _Run, spec: RunSpec) -> str | None:
+    """A setting asked of the loaders that none of them has, and that no argument may have brought without a trace."""
+    placed = {} if run.loaders is None else run.loaders.placed
+    for setting in ("num_workers", "pin_memory"):
+        wanted, found = getattr(spec, setting), facts.loader_setting(run.trainer, setting)
+        if wanted is not None and found != wanted and (found is not None or setting not in placed):
+            has = "which does not tell what it has" if found is None else f"which has {found}"
+            return f"{setting}={wanted} did not reach the data loader, {has}. {_three_ways(setting, 'data.KEY=VALUE')}"
+    return None
+
+
+def _three_ways(setting: str, key: str) -> str:
+    return (
+        f"Three ways to fix it: give the argument that sets it a usual name, such as {setting}; name the argument's "
+        f"key, {key}; or set it in a function of yours, setup_fn=my_module:my_function"
+    )
 
 
 def _effective_settings(run: _Run, worker_start: str) -> EffectiveSettings | None:

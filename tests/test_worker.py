@@ -351,6 +351,11 @@ def test_what_brought_the_batch_size_to_the_loader_is_recorded(measure: Measure,
             "batch_size=16 did not reach the data loader, whose batches hold 3 samples",
         ),
         (
+            {"data": "ForeignLoaderData", "batch_size": 3, "num_workers": 2},
+            Status.ERROR,
+            "num_workers=2 did not reach the data loader, which does not tell what it has. Three ways",
+        ),
+        (
             {"data": "BatchedItemsData", "model": "FirstTensorModule"},
             Status.ERROR,
             "if it hands out whole batches as items, name a function that counts their samples: batch_size_fn",

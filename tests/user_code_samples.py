@@ -204,7 +204,10 @@ class ForeignLoader:
         return iter([[torch.ones(3, 4)]] * 30)
 
 
-class ForeignLoaderData(TinyData):
+class ForeignLoaderData(pl.LightningDataModule):
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+
     def train_dataloader(self) -> Any:
         return ForeignLoader()
 

@@ -10,7 +10,9 @@ from rivers.model import RiverForecast
 class HydraForecast(RiverForecast):
     """Optimizer and scheduler come as functions."""
 
-    def __init__(self, optimizer: Callable, scheduler: Callable, encoder: torch.nn.Module, width: int, notes: str) -> None:
+    def __init__(
+        self, optimizer: Callable, scheduler: Callable, encoder: torch.nn.Module, width: int, notes: str
+    ) -> None:
         super().__init__(encoder, width)
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
 
