@@ -838,7 +838,9 @@ def wrapping(function: Any) -> Any:
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(
-    "method", [plain, wrapping(plain), wrapping(wrapping(plain)), functools.lru_cache(plain)], ids=str
+    "method",
+    [plain, wrapping(plain), wrapping(wrapping(plain)), functools.lru_cache(plain)],
+    ids=["plain", "wrapped", "wrapped twice", "cached"],
 )
 def test_lightning_still_sees_whether_the_hook_is_overridden(package: Any, method: Any) -> None:
     is_overridden = importlib.import_module(f"{package.__name__}.utilities.model_helpers").is_overridden

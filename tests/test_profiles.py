@@ -124,6 +124,7 @@ def test_pytorch_leaves_a_trace_and_the_top_operators(profile: Profile, tmp_path
     assert not {"layer", "run_training_batch", "ProfilerStep*"} & set(rows)
 
 
+@pytest.mark.full
 def test_the_memory_has_a_timeline_where_asked_for(profile: Profile, tmp_path: Path) -> None:
     assert profile(wanted("pytorch", warmup_batches=0, memory=True)) is None
     assert files(tmp_path) == {"trace.json", "top_operators.txt", "memory_timeline.html"}
@@ -318,6 +319,7 @@ def test_a_wrong_profile_says_what_is_accepted(overrides: list[str], problem: st
 # ---- the command ----
 
 
+@pytest.mark.full
 def test_a_sweep_profiles_its_slowest_cell(stepbench: Stepbench, tmp_path: Path) -> None:
     conf = tiny_group(tmp_path / "my_conf")
     cells = ("model=tiny", "data=tiny", "batch_size=8", "+model.sleep_s=0,0.02", "hydra.sweep.dir=study", "plots=false")
