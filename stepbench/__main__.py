@@ -89,7 +89,12 @@ def _collect(config: DictConfig, plan: _Plan) -> None:
         choices = {str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if choice}
         _refuse_shadowed(choices.items(), [Path(source.path) for source in hydra_config.runtime.config_sources])
         request = read_request(
-            config, choices, directory=Path(hydra_config.runtime.cwd), own_directory=bool(hydra_config.job.chdir)
+            config,
+            choices,
+            directory=Path(hydra_config.runtime.cwd),
+            run_directory=Path(hydra_config.runtime.output_dir),
+            own_directory=bool(hydra_config.job.chdir),
+            typed={override.partition("=")[0].lstrip("+~") for override in overrides},
         )
     except SettingsError as error:
         where = f"cell {hydra_config.job.num} ({' '.join(overrides)}): " if plan.is_sweep else ""

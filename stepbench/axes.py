@@ -125,7 +125,7 @@ def flatten_request(request: RunRequest) -> dict[str, Value]:
         component = getattr(spec, name)
         flat |= {} if component is None else _flatten(name, component.arguments)
     if spec.cli is not None:
-        flat["cli_config"] = " ".join(Path(file).name for file in spec.cli.files)
+        flat["cli_config"] = " ".join("/".join(Path(file).parts[-2:]) for file in spec.cli.files)
         for name, value in spec.cli.overrides.items():
             flat |= _flatten(name, value)
     return flat

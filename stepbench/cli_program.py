@@ -16,7 +16,6 @@ import importlib.util
 import inspect
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ from stepbench.trainer_setup import (
     set_aside_callback_types,
     trainer_defaults,
 )
-from stepbench.user_code import Program
+from stepbench.user_code import Program, hidden_command_line
 
 MACHINE_ARGUMENTS = ("accelerator", "devices", "strategy", "precision", "sync_batchnorm", "plugins")
 
@@ -106,7 +105,7 @@ def build_cli_program_and_config(
 def _build(user: UserClasses, job: _Job) -> tuple[Program, str]:
     line = _quiet_class(user.cli_class, job)
     arguments = _constructor_arguments(user, job)
-    with _hidden_command_line():
+    with hidden_command_line():
         try:
             built = line(**arguments)
         except CliConfigError:
@@ -170,17 +169,6 @@ def _interpolation_modes() -> tuple[str | None, ...]:
     except (ImportError, TypeError):  # an older version
         return ("omegaconf",)
     return "omegaconf+", "omegaconf"
-
-
-@contextlib.contextmanager
-def _hidden_command_line() -> Iterator[None]:
-    """LightningCLI looks at the arguments of the process, which are not for it."""
-    arguments = sys.argv
-    sys.argv = arguments[:1]
-    try:
-        yield
-    finally:
-        sys.argv = arguments
 
 
 # ---- the job of one command line ----

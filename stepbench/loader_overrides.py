@@ -46,6 +46,7 @@ class LoaderOverrides:
         self.wanted = wanted
         self.placed = dict(placed)
         self._attributes: dict[str, list[_Place]] = {}
+        self._reach_provider = set(self.placed)
 
     def attach(self, model: Any, datamodule: Any | None = None) -> None:
         """Set the attributes that hold settings not yet placed, and override what `train_dataloader` returns.
@@ -53,18 +54,20 @@ class LoaderOverrides:
         That of the datamodule counts where there is one, as in Lightning. Never raises: what cannot be set is left.
         """
         model = getattr(model, "_orig_mod", model)
+        provider = model if datamodule is None else datamodule
         for setting, value in self.wanted.given:
             if setting in self.placed:
                 continue
-            for owner in (datamodule, model):
+            for owner in (provider, model):
                 places = _set_attributes(owner, setting, value)
                 if places is None:
                     break
                 if places:
                     self.placed[setting] = " and ".join(place.description for place in places)
                     self._attributes[setting] = places
+                    if owner is provider:
+                        self._reach_provider.add(setting)
                     break
-        provider = model if datamodule is None else datamodule
         method = getattr(provider, "train_dataloader", None)
         if self.wanted.given and callable(method):
             with contextlib.suppress(AttributeError):  # a property, or slots
@@ -82,7 +85,7 @@ class LoaderOverrides:
     def override(self, loaders: Any) -> Any:
         """What `train_dataloader` is to return in place of `loaders`, whose settings then are accounted for."""
         wanted = self.wanted
-        if "batch_size" in self.placed and {_batch_size(loader) for loader in _flatten(loaders)} == {1}:
+        if "batch_size" in self._reach_provider and {_batch_size(loader) for loader in _flatten(loaders)} == {1}:
             wanted = dataclasses.replace(wanted, batch_size=None)  # its items may be whole batches of that size
         loaders, changed = _override(loaders, wanted)
         for setting, value in self.wanted.given:

@@ -14,6 +14,7 @@ from stepbench.loader_overrides import LoaderOverrides
 from stepbench.program import build_program, wanted_of
 from stepbench.record import RunRequest
 from stepbench.trainer_setup import make_trainer, quieten_module
+from stepbench.user_code import hidden_command_line
 
 PRELOADED = load_package("lightning.pytorch")
 """The package that most modules are built on; the other one is imported only by a module that is built on it."""
@@ -46,7 +47,8 @@ def prepare(request: RunRequest, run: Preparation, scratch: Path, *, epochs: int
     if spec.float32_matmul_precision is not None:
         torch.set_float32_matmul_precision(spec.float32_matmul_precision)
     PRELOADED.root.seed_everything(spec.seed or 0, verbose=False)  # before there is a module; both packages do the same
-    program, run.package = build_program(request)
+    with hidden_command_line():
+        program, run.package = build_program(request, scratch.parent)
     run.model, run.datamodule = program.model, program.datamodule
     run.loaders = LoaderOverrides(wanted_of(spec), program.placed)
     run.loaders.attach(program.model, program.datamodule)

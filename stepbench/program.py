@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 
 from stepbench import user_code
 from stepbench.lightning_package import LightningPackage, load_package, package_of
 from stepbench.loader_arguments import LoaderSettings, find_parameter
-from stepbench.record import Component, RunRequest, RunSpec, canonical_json
+from stepbench.record import RUN_DIRECTORY, Component, RunRequest, RunSpec, canonical_json
 from stepbench.trainer_setup import HORIZON, SET_ASIDE_ARGUMENTS, UserTrainer, set_aside_callback_types
 from stepbench.user_code import Program
 
 
-def build_program(request: RunRequest) -> tuple[Program, LightningPackage]:
-    """Build what the request's spec describes; nothing is fitted.
+def build_program(request: RunRequest, run_directory: Path) -> tuple[Program, LightningPackage]:
+    """Build what the request's spec describes; nothing is fitted. `run_directory` is the one that arguments may hold.
 
     Raises ImportError, TypeError or ValueError that name the key where it cannot be; an exception of the user's own
     code comes out as it was raised.
@@ -28,10 +30,10 @@ def build_program(request: RunRequest) -> tuple[Program, LightningPackage]:
         package = _find_package(program, "the file's model", "the file's data")
     else:
         assert spec.model is not None
-        program = _build_components(request, spec.model)
+        program = _build_components(request, spec.model, run_directory)
         package = _find_package(program, spec.model.target, spec.data.target if spec.data else "")
         if spec.trainer is not None:
-            program.trainer = _build_trainer(spec.trainer, package)
+            program.trainer = _build_trainer(_located(spec.trainer, run_directory), package)
     program.trainer.set_aside = [*request.set_aside, *program.trainer.set_aside]
     if spec.setup_fn is not None:
         _set_up(program, spec.setup_fn)
@@ -44,31 +46,38 @@ def wanted_of(spec: RunSpec) -> LoaderSettings:
         batch_size=spec.batch_size,
         num_workers=spec.num_workers,
         pin_memory=spec.pin_memory,
-        persistent_workers=spec.persistent_workers,
+        persistent_workers=False if spec.num_workers == 0 else spec.persistent_workers,  # else torch refuses
     )
 
 
-def _build_components(request: RunRequest, model: Component) -> Program:
+def _located(component: Component, run_directory: Path) -> Component:
+    """The component with the run's directory in its place."""
+    text = component.arguments_json.replace(RUN_DIRECTORY, json.dumps(str(run_directory))[1:-1])
+    return Component(target=component.target, arguments_json=text)
+
+
+def _build_components(request: RunRequest, model: Component, run_directory: Path) -> Program:
     """Module and data module from their targets, with the loaders' settings where their constructors take them."""
     data, choices = request.spec.data, dict(request.choices)
     placed = dict(request.placed)
     if data is not None:
         data = _with_loader_settings(data, "data", request.spec, placed)
-    model = _with_loader_settings(model, "model", request.spec, placed)
-    built = [
-        None if part is None else user_code.build(part, f"{key}.kwargs" if choices.get(key) == "custom" else key)
-        for key, part in (("model", model), ("data", data))
-    ]
-    return Program(model=built[0], datamodule=built[1], placed=placed)
+    else:
+        model = _with_loader_settings(model, "model", request.spec, placed)
+    keys = {key: f"{key}.kwargs" if choices.get(key) == "custom" else key for key in ("model", "data")}
+    built_model = user_code.build(_located(model, run_directory), keys["model"])
+    built_data = None if data is None else user_code.build(_located(data, run_directory), keys["data"])
+    return Program(model=built_model, datamodule=built_data, placed=placed)
 
 
 def _with_loader_settings(component: Component, key: str, spec: RunSpec, placed: dict[str, str]) -> Component:
     """The component with the settings that its constructor has an argument for, which the configuration left out."""
     try:
-        names = list(inspect.signature(user_code.find(component.target)).parameters)
+        parameters = inspect.signature(user_code.find(component.target)).parameters
     except (TypeError, ValueError):  # it does not tell
         return component
     arguments = component.arguments
+    names = [name for name, parameter in parameters.items() if parameter.kind is not parameter.POSITIONAL_ONLY]
     for setting, value in wanted_of(spec).given:
         name = find_parameter([name for name in names if name not in arguments], setting)
         if setting not in placed and name is not None:
@@ -126,7 +135,12 @@ def _build_trainer(component: Component, package: LightningPackage) -> UserTrain
 
 def _set_up(program: Program, setup_fn: str) -> None:
     """Call the user's function between construction and fit; it may give another module and data module."""
-    given = user_code.find_function("setup_fn", setup_fn)(program.model, program.datamodule)
+    function = user_code.find_function("setup_fn", setup_fn)
+    try:
+        inspect.signature(function).bind(program.model, program.datamodule)
+    except TypeError as error:
+        raise TypeError(f"setup_fn={setup_fn} is called as a function of (model, datamodule): {error}") from error
+    given = function(program.model, program.datamodule)
     if given is None:
         return
     if not isinstance(given, tuple) or len(given) != 2:

@@ -31,6 +31,9 @@ PHASES = ("data", "transfer", "forward", "backward", "optimizer", "other")
 OWN_SCRIPT = "own script"
 """The name of the protocol of a run that a user's own script made, with settings of its own."""
 
+RUN_DIRECTORY = "<the run's directory>"
+"""What stands in an argument for the directory of its run, which is no part of the workload."""
+
 REQUEST_FILE = "request.json"
 CONFIG_FILE = "benchmark_config.yaml"
 TIMING_RESULTS_FILE = "timing_results.csv"

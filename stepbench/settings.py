@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from stepbench.clock import TIMERS
 from stepbench.composition_errors import did_you_mean
 from stepbench.profile_files import EVERY_CELL, PROFILERS, SLOWEST
 from stepbench.record import (
+    RUN_DIRECTORY,
     CliProgram,
     Component,
     ProfileRequest,
@@ -85,8 +86,9 @@ def conf_dir() -> Path:
 class _Checker:
     """Takes values out of the configuration and gathers what is wrong with them."""
 
-    def __init__(self, values: Mapping[str, Any], problems: Sequence[str]) -> None:
+    def __init__(self, values: Mapping[str, Any], problems: Sequence[str], run_directory: Path | None) -> None:
         self._values = values
+        self._run_directory = run_directory
         self._taken: set[str] = set()
         self.problems: list[str] = list(problems)
 
@@ -104,10 +106,11 @@ class _Checker:
             return None
         return value
 
-    def find_unused(self, text: str) -> None:
+    def find_unused(self, text: str, typed: Collection[str] | None) -> None:
         """Note keys that change nothing: those of our own groups that nobody takes, and plain values beside them.
 
-        A plain value that another one is made of (`${name}` in the unresolved configuration, `text`) is the user's.
+        A plain value that another one is made of (`${name}` in the unresolved configuration, `text`) is the user's, and
+        so is one that was not `typed` but stands in a file of the user's.
         """
         for key, value in self._values.items():
             prefix = f"{key}."
@@ -115,7 +118,7 @@ class _Checker:
             if isinstance(value, Mapping):
                 unused = [prefix + name for name in value if key not in FREE_GROUPS and known and name not in known]
                 self.problems += [f"there is no setting {name}{did_you_mean(name, self._taken)}" for name in unused]
-            elif key not in self._taken and f"${{{key}}}" not in text:
+            elif key not in self._taken and f"${{{key}}}" not in text and (typed is None or key in typed):
                 self.problems.append(f"there is no setting {key}{did_you_mean(key, self._taken)}")
 
     def whole_number(self, key: str, *, minimum: int, optional: bool = False) -> Any:
@@ -233,10 +236,13 @@ class _Checker:
     def make_component(self, key: str, target: str, arguments: Mapping[str, Any]) -> Component:
         """A component, or an empty one with a problem noted where its arguments cannot be recorded."""
         try:
-            return Component(target=target, arguments_json=canonical_json(arguments))
+            text = canonical_json(arguments)
         except ValueError:
             self.problems.append(f"{key} holds an infinity or a NaN among its arguments, which no record can hold")
             return Component(target="")
+        if self._run_directory is not None:
+            text = text.replace(json.dumps(str(self._run_directory))[1:-1], RUN_DIRECTORY)
+        return Component(target=target, arguments_json=text)
 
     def has(self, key: str) -> bool:
         """Whether a group has anything in it."""
@@ -266,21 +272,29 @@ class _UserProgram:
     fields: dict[str, Any]
     wishes: TrainerWishes
     labels: dict[str, str]
+    usual_trainer: Mapping[str, Any]
     set_aside: tuple[str, ...] = ()
 
 
 def read_request(
-    config: DictConfig, choices: Mapping[str, str], *, directory: Path = Path(), own_directory: bool = False
+    config: DictConfig,
+    choices: Mapping[str, str],
+    *,
+    directory: Path = Path(),
+    run_directory: Path | None = None,
+    own_directory: bool = False,
+    typed: Collection[str] | None = None,
 ) -> RunRequest:
     """Check a composed configuration and freeze it; `directory` is where the command was typed.
 
-    The settings of the loaders are written to the arguments that they are for, in `config` itself. Raises
-    `SettingsError` with every problem found.
+    Where arguments hold `run_directory`, the run's own, they hold `RUN_DIRECTORY` instead. `typed` are the keys of the
+    command line, None where they are not known. The settings of the loaders are written to the arguments that they are
+    for, in `config` itself. Raises `SettingsError` with every problem found.
     """
     problems: list[str] = []
     is_cli = config.get("cli_config") is not None
     placed = {} if is_cli else user_files.place_loader_settings(config, problems)
-    checker = _Checker(_resolve(config), problems)
+    checker = _Checker(_resolve(config), problems, run_directory)
     spec = {
         "batch_size": checker.whole_number("batch_size", minimum=1, optional=True),
         "num_workers": checker.whole_number("num_workers", minimum=0, optional=True),
@@ -333,9 +347,9 @@ def read_request(
     checker.choice("worker_start", WORKER_STARTS)
     checker.flag("plots")
     program = (_read_cli if is_cli else _read_components)(checker, choices, directory)
-    trainer = _decide(trainer, program.wishes, usual={} if is_cli else USUAL_TRAINER)
+    trainer = _decide(trainer, program.wishes, usual=program.usual_trainer)
     checker.check_strategy("strategy", trainer["strategy"])
-    checker.find_unused(OmegaConf.to_yaml(config))
+    checker.find_unused(OmegaConf.to_yaml(config), typed)
     if checker.problems:
         raise SettingsError(checker.problems)
     labels = {group: choices[group] for group in GROUPS_SHOWN if choices.get(group)} | program.labels
@@ -392,7 +406,9 @@ def _read_components(checker: _Checker, choices: Mapping[str, str], directory: P
     if arguments or "_target_" in trainer:
         target = trainer.get("_target_") or "lightning.pytorch.Trainer"
         fields["trainer"] = checker.make_component("trainer", str(target), arguments)
-    return _UserProgram(fields=fields, wishes=wishes, labels={}, set_aside=(*set_aside, *wishes.set_aside))
+    usual = {name: value for name, value in USUAL_TRAINER.items() if name != "precision" or "plugins" not in arguments}
+    set_aside = [*set_aside, *wishes.set_aside]
+    return _UserProgram(fields=fields, wishes=wishes, labels={}, usual_trainer=usual, set_aside=tuple(set_aside))
 
 
 CLI_KEYS = {
@@ -413,13 +429,14 @@ def _read_cli(checker: _Checker, choices: Mapping[str, str], directory: Path) ->
         "data_class": checker.class_path("cli_data"),
     }
     imports = checker.names("cli_import", "modules")
-    files = user_files.read_cli_files(names, directory, checker.problems)
+    rest = checker.rest()
+    files = user_files.read_cli_files(names, directory, rest, checker.problems)
     for key in ("model", "data"):
         if {"_target_", "path"} & set(checker.group(key)):
             checker.problems.append(
                 f"{key}={choices.get(key)} and cli_config both name what to train; leave one out ({key}=none)"
             )
-    overrides = checker.make_component("the settings laid over cli_config", "cli_config", checker.rest())
+    overrides = checker.make_component("the settings laid over cli_config", "cli_config", rest)
     cli = CliProgram(
         files=files.files,
         sha256=files.sha256,
@@ -431,7 +448,9 @@ def _read_cli(checker: _Checker, choices: Mapping[str, str], directory: Path) ->
     found |= {"data": classes["data_class"] or files.data or "none"}
     labels = {key: name.rpartition(":")[2].rpartition(".")[2] or name for key, name in found.items()}
     labels["model"] = found["model"] if not (classes["model_class"] or files.model) else labels["model"]
-    return _UserProgram(fields={"cli": cli}, wishes=files.wishes, labels=labels, set_aside=files.wishes.set_aside)
+    return _UserProgram(
+        fields={"cli": cli}, wishes=files.wishes, labels=labels, usual_trainer={}, set_aside=files.wishes.set_aside
+    )
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
@@ -442,7 +461,8 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
         plain = OmegaConf.to_container(config, resolve=True)
         json.dumps(plain)
     except OmegaConfBaseException as error:
-        raise SettingsError([f"{error.full_key or 'the configuration'} cannot be resolved: {error.msg}"]) from error
+        what, why = error.full_key or "the configuration", str(error.msg).splitlines()[0]
+        raise SettingsError([f"{what} cannot be resolved: {why}"]) from error
     except TypeError as error:
         raise SettingsError([f"the configuration holds a value that is no plain data: {error}"]) from error
     assert isinstance(plain, dict)

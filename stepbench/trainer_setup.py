@@ -166,10 +166,19 @@ def make_trainer(
     except Exception as error:
         _raise_if_unsupported(spec, package, {**asked, **ours}, error)
         raise
-    shown = [(name, str(value)) for name, value in kept.items() if value is not None]
+    shown = [(name, _as_text(value)) for name, value in kept.items() if value is not None]
     shown += [("callbacks", ", ".join(type(callback).__name__ for callback in callbacks))] if callbacks else []
+    if user.arguments.get("devices", "auto") not in ("auto", spec.num_devices, str(spec.num_devices), -1):
+        aside |= {f"devices={user.arguments['devices']}": None}
     named = [*user.set_aside, *(f"trainer.{name}" for name in aside), *callbacks_aside]
     return PreparedTrainer(trainer=trainer, make_another=make, kept=tuple(shown), set_aside=tuple(dict.fromkeys(named)))
+
+
+def _as_text(value: Any) -> str:
+    """A setting for people, of an object its class."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_as_text, value))
+    return str(value) if isinstance(value, (str, int, float, Path)) else type(value).__name__
 
 
 def _asked_for(spec: RunSpec, package: LightningPackage) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -12,7 +13,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,17 @@ class Program:
     datamodule: Any | None
     trainer: UserTrainer = field(default_factory=UserTrainer)
     placed: dict[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def hidden_command_line() -> Iterator[None]:
+    """The user's code may look at the arguments of the process, which are not for it: it finds none."""
+    arguments = sys.argv
+    sys.argv = arguments[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def build(component: Component, key: str) -> Any:

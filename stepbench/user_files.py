@@ -86,8 +86,13 @@ class CliFiles:
     data: str | None
 
 
-def read_cli_files(names: Sequence[str], directory: Path, problems: list[str]) -> CliFiles:
-    """Look into the files, of which later ones win; what is wrong is added to `problems`."""
+def read_cli_files(
+    names: Sequence[str], directory: Path, overrides: Mapping[str, Any], problems: list[str]
+) -> CliFiles:
+    """Look into the files, of which later ones win, and `overrides` over all; what is wrong is added to `problems`.
+
+    `sha256` has a digest for each file, and for each that they name in place of a section.
+    """
     merged: dict[str, Any] = {}
     files, digests = [], []
     for name in names:
@@ -106,7 +111,8 @@ def read_cli_files(names: Sequence[str], directory: Path, problems: list[str]) -
             continue
         files.append(str(path))
         digests.append(hashlib.sha256(text).hexdigest())
-        _merge(merged, _for_fit(content or {}))
+        _merge(merged, _with_named_files(_for_fit(content or {}), path.parent, digests))
+    _merge(merged, overrides)
     trainer = merged.get("trainer")
     return CliFiles(
         files=tuple(files),
@@ -115,6 +121,22 @@ def read_cli_files(names: Sequence[str], directory: Path, problems: list[str]) -
         model=_class_name(merged.get("model")),
         data=_class_name(merged.get("data")),
     )
+
+
+def _with_named_files(content: Any, directory: Path, digests: list[str]) -> Any:
+    """A file's content with what lies in files that it names in place of sections, whose digests are added."""
+    if isinstance(content, dict):
+        return {key: _with_named_files(value, directory, digests) for key, value in content.items()}
+    if not (isinstance(content, str) and content.endswith((".yaml", ".yml"))):
+        return content
+    path = directory / content
+    try:
+        text = path.read_bytes()
+        inner = yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):  # no such file, or none for LightningCLI
+        return content
+    digests.append(hashlib.sha256(text).hexdigest())
+    return _with_named_files(inner, path.parent, digests) if isinstance(inner, dict) else content
 
 
 def _for_fit(content: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +163,8 @@ def _class_name(section: Any) -> str | None:
 def place_loader_settings(config: DictConfig, problems: list[str]) -> dict[str, str]:
     """Write the settings of the loaders that are given to the arguments that they are for, in `config` itself.
 
+    Loaders without workers take no persistent ones, whatever the user's own files say.
+
     Returns for each setting where it was written to, so that interpolations follow. Of data's arguments, of the
     module's where there is no data, it is the one with a usual name; for the batch size, what `batch_size_key` names.
     """
@@ -151,6 +175,8 @@ def place_loader_settings(config: DictConfig, problems: list[str]) -> dict[str, 
     node = config.get(group)
     for setting in LOADER_SETTINGS:
         value = config.get(setting)
+        if setting == "persistent_workers" and value is None and config.get("num_workers") == 0:
+            value = False
         key = config.get("batch_size_key") if setting == "batch_size" else None
         if value is None or not isinstance(node, DictConfig):
             continue
@@ -181,7 +207,7 @@ def _find_key(config: DictConfig, key: str, problems: list[str]) -> str | None:
         node = OmegaConf.select(config, parent) if parent else config
     except OmegaConfBaseException:
         node = None
-    if isinstance(node, DictConfig) and name in node:
+    if isinstance(node, DictConfig) and (name in node or parent.endswith(".kwargs")):
         return key
     siblings = [str(sibling) for sibling in node] if isinstance(node, DictConfig) else []
     problems.append(f"batch_size_key={key}: the configuration has no such key{did_you_mean(name, siblings)}")

@@ -357,7 +357,12 @@ def check_batches(run: _Run, rows: list[BatchTiming], spec: RunSpec) -> _Outcome
 
 def _find_batch_size_problem(run: _Run, rows: list[BatchTiming], batch_size: int) -> str | None:
     counted, sizes = facts.largest_batch(rows), facts.loader_batch_sizes(run.trainer)
-    if batch_size not in (counted, *sizes) and (counted is not None or sizes):
+    if counted is None and not sizes:
+        return (
+            f"whether batch_size={batch_size} reached the data loader cannot be seen, neither in the loader nor in its "
+            "batches: name a function that counts the samples of a batch, batch_size_fn=my_module:my_function"
+        )
+    if batch_size not in (counted, *sizes[:1]):
         found = sizes[0] if sizes else counted
         reason = (
             f"batch_size={batch_size} did not reach the data loader, whose batches hold {found} samples. "

@@ -46,7 +46,7 @@ LAYERS = {
     },
     "peak_flops": set(),
     "profile_files": set(),
-    "preparation": {"lightning_package", "loader_overrides", "program", "record", "trainer_setup"},
+    "preparation": {"lightning_package", "loader_overrides", "program", "record", "trainer_setup", "user_code"},
     "profiles": {"lightning_package", "preparation", "profile_files", "record"},
     "flops": {"lightning_package"},
     "profiler_tap": {"lightning_package", "timing"},

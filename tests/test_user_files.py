@@ -126,8 +126,8 @@ def test_the_batch_size_key_is_what_is_set() -> None:
     request = request_of(*data, "batch_size_key=data.kwargs.size")
     assert request.spec.data is not None
     assert request.spec.data.arguments == {"size": 9, "batch_size": 5}
-    (problem,) = problems_of(*data, "batch_size_key=data.kwargs.sise")
-    assert problem == "batch_size_key=data.kwargs.sise: the configuration has no such key; did you mean size?"
+    (problem,) = problems_of(*data, "batch_size_key=data.sise")
+    assert problem == "batch_size_key=data.sise: the configuration has no such key"
 
 
 def test_two_candidates_are_left_to_the_loader() -> None:

@@ -1,6 +1,7 @@
 """The module for Hydra, which hands over optimizers that only lack the parameters."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 

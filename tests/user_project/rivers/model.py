@@ -1,6 +1,6 @@
 """A recurrent network over the gauges' readings."""
 
-from typing import Any, Optional
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -21,7 +21,7 @@ class Encoder(nn.Module):
 class RiverForecast(pl.LightningModule):
     """Forecasts the next level. Expects a logger, a checkpoint callback and an end of the training."""
 
-    def __init__(self, encoder: nn.Module, width: int = 32, batch_size: Optional[int] = None) -> None:
+    def __init__(self, encoder: nn.Module, width: int = 32, batch_size: int | None = None) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["encoder"])
         self.encoder = encoder
