@@ -349,7 +349,9 @@ def check_batches(run: _Run, rows: list[BatchTiming], spec: RunSpec) -> _Outcome
     """
     assert run.timer is not None
     if not rows:
-        return _Outcome(status=Status.NO_BATCHES, reason=run.timer.why_nothing_was_timed())
+        sizes = facts.loader_batch_sizes(run.trainer)
+        problem = _find_too_few_samples(run, sizes[0]) if sizes else None
+        return _Outcome(status=Status.NO_BATCHES, reason=problem or run.timer.why_nothing_was_timed())
     problem = None if spec.batch_size is None else _find_batch_size_problem(run, rows, spec.batch_size)
     problem = problem or _find_loader_problem(run, spec)
     return OK if problem is None else _Outcome(status=Status.ERROR, reason=problem)
@@ -373,12 +375,16 @@ def _find_batch_size_problem(run: _Run, rows: list[BatchTiming], batch_size: int
                 "; if it hands out whole batches as items, name a function that counts their samples: batch_size_fn"
             )
         return reason
+    return None if counted == batch_size else _find_too_few_samples(run, batch_size)
+
+
+def _find_too_few_samples(run: _Run, batch_size: int) -> str | None:
     num_items = min(facts.numbers_of_items(run.trainer), default=None)
     num_devices = run.trainer.world_size
-    if counted != batch_size and num_items is not None and num_items < batch_size * num_devices:
-        wanted = f"batch_size={batch_size}" + (f" on each of {num_devices} devices" if num_devices > 1 else "")
-        return f"the data set has {num_items} samples, fewer than one batch of {wanted}"
-    return None
+    if num_items is None or num_items >= batch_size * num_devices:
+        return None
+    wanted = f"batch_size={batch_size}" + (f" on each of {num_devices} devices" if num_devices > 1 else "")
+    return f"the data set has {num_items} samples, fewer than one batch of {wanted}"
 
 
 def _find_loader_problem(run: _Run, spec: RunSpec) -> str | None:

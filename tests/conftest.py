@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), str(ROOT), 
 
 
 Stepbench = Callable[..., "subprocess.CompletedProcess[str]"]
+Measure = Callable[..., Any]
 
 
 @pytest.fixture
@@ -41,3 +43,16 @@ def launcher() -> Iterator[object]:
     shared = make_launcher("auto")
     yield shared
     shared.close()
+
+
+@pytest.fixture
+def measure(launcher: object, tmp_path: Path) -> Measure:
+    """Measures one cell of the samples' classes in a worker of the shared server, in the directory `cell`."""
+    from worker_lab import plan
+
+    from stepbench.sweep import measure_cell
+
+    def run(name: str = "cell", **settings: Any) -> Any:
+        return measure_cell(plan(tmp_path / name, **settings), launcher)  # type: ignore[arg-type]
+
+    return run

@@ -15,7 +15,7 @@ from conftest import Stepbench
 from studies import make_rows, make_spec, write_run
 from test_main import FAST, TINY, tiny_group
 from test_settings import CHOICES, composed, problems
-from test_worker import plan
+from worker_lab import plan
 
 from stepbench.cells import read_cells
 from stepbench.launcher import Launcher, SpawnLauncher, WorkerExit

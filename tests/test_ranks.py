@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import Stepbench
 from test_main import FAST, tiny_group
-from test_worker import assert_nobody_is_left, plan
+from test_worker import assert_nobody_is_left
+from worker_lab import plan
 
 from stepbench import ranks
 from stepbench.launcher import SpawnLauncher

@@ -7,65 +7,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Measure
+from worker_lab import plan
 
 from stepbench.launcher import ForkLauncher, Launcher, SpawnLauncher, can_fork, worker_environment
-from stepbench.record import (
-    Component,
-    Protocol,
-    RunRecord,
-    RunRequest,
-    RunSpec,
-    Status,
-    canonical_json,
-    find_cells,
-    log_path,
-)
-from stepbench.sweep import PlannedCell, measure_cell
-
-TINY = Protocol(name="tiny", warmup_batches=2, warmup_s=0.0, timed_batches=8, timed_s=0.0)
-
-Measure = Callable[..., RunRecord]
-
-
-def target_of(name: str) -> str:
-    """A class of the samples, or of another module where the name is dotted."""
-    return name if name.startswith("other_package_samples.") else f"user_code_samples.{name}"
-
-
-def plan(directory: Path, *, model: str = "TinyModule", data: str = "TinyData", **settings: Any) -> PlannedCell:
-    data_arguments = {"batch_size": settings.get("batch_size", 16), **settings.pop("data_arguments", {})}
-    data_arguments = {name: value for name, value in data_arguments.items() if value is not None}
-    request = RunRequest(
-        protocol=settings.pop("protocol", TINY),
-        timer="auto",
-        batch_size_fn=settings.pop("batch_size_fn", None),
-        timeout_s=settings.pop("timeout_s", 60.0),
-        placed=(("batch_size", "data.batch_size"),) if "batch_size" in data_arguments else (),
-        spec=RunSpec(
-            model=Component(
-                target=target_of(model), arguments_json=canonical_json(settings.pop("model_arguments", {}))
-            ),
-            data=Component(target=target_of(data), arguments_json=canonical_json(data_arguments)),
-            **{"batch_size": 16, "precision": "32", "accelerator": "cpu", **settings},
-        ),
-    )
-    (directory / "logs").mkdir(parents=True)
-    return PlannedCell(directory=directory, request=request, config_text="", label="cell")
-
-
-@pytest.fixture
-def measure(launcher: Launcher, tmp_path: Path) -> Measure:
-    """Measures one cell in a worker of the shared server, in the directory `cell`."""
-
-    def run(name: str = "cell", **settings: Any) -> RunRecord:
-        return measure_cell(plan(tmp_path / name, **settings), launcher)
-
-    return run
+from stepbench.record import Protocol, Status, find_cells, log_path
+from stepbench.sweep import measure_cell
 
 
 def test_an_ordinary_run_is_recorded_whole(measure: Measure, tmp_path: Path) -> None:

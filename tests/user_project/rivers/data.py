@@ -4,7 +4,7 @@ import dataclasses
 
 import lightning.pytorch as pl
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 
 @dataclasses.dataclass
@@ -79,3 +79,25 @@ class RiverData(pl.LightningDataModule):
 def make_river_data(batch_size: int, num_workers: int = 0, **options: int) -> RiverData:
     """The same for callers that know nothing of `LoaderOptions`."""
     return RiverData(LoaderOptions(batch_size=batch_size, num_workers=num_workers), **options)
+
+
+class Blocks(IterableDataset):
+    """Whole batches of successive hours: the loader has nothing to gather."""
+
+    def __init__(self, readings: Readings, rows: int, blocks: int) -> None:
+        self.readings, self.rows, self.blocks = readings, rows, blocks
+
+    def __iter__(self):
+        for block in range(self.blocks):
+            yield collate([self.readings[block + row] for row in range(self.rows)])
+
+
+class BlockData(pl.LightningDataModule):
+    """Readings in blocks of `rows` windows."""
+
+    def __init__(self, rows: int, blocks: int = 200) -> None:
+        super().__init__()
+        self.dataset = Blocks(Readings(rows + blocks, 24, 6), rows, blocks)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.dataset, batch_size=None)

@@ -1,4 +1,4 @@
-"""`python -m rivers.main fit --config cli_config.yaml`."""
+"""`python -m rivers.main fit --config fixed_config.yaml`."""
 
 from lightning.pytorch.cli import LightningCLI
 
