@@ -82,6 +82,8 @@ def find_user_classes(cli: CliProgram, files: Sequence[CliFile]) -> UserClasses:
     told: dict[str | None, Any] = {cli.cli_class: cli_class}
     for section, given, value in (("model", cli.model_class, model_class), ("data", cli.data_class, data_class)):
         path = given or _class_path(cli, files, section)
+        if path is None and cli.cli_class is None:
+            _check_that_a_class_is_named(cli, files, section)
         told[path] = try_to_find(path) if value is None else value
     packages = {name: package_of_class(value, BASES) for name, value in told.items()}
     known = {name: package for name, package in packages.items() if package is not None}
@@ -109,6 +111,17 @@ def _found(key: str, name: str | None) -> Any:
         return None if name is None else find(name)
     except ImportError as error:
         raise CliConfigError(f"{KEYS[key]}: {error}") from error
+
+
+def _check_that_a_class_is_named(cli: CliProgram, files: Sequence[CliFile], section: str) -> None:
+    """Raise CliConfigError where the files hold arguments of a class that none of them names."""
+    for file in files:
+        content = file.sections.get(section)
+        if isinstance(content, dict) and content:
+            raise CliConfigError(
+                f"{file.path}: {section}: has arguments, but no class_path: name the class that they are for, "
+                f"cli_{section}=my_package.my_module:MyClass"
+            )
 
 
 def _class_path(cli: CliProgram, files: Sequence[CliFile], section: str) -> str | None:

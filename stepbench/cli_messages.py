@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepbench.cli_classes import FIT, CliFile, package_of_class, try_to_find
+from stepbench.user_code import where_was_searched
 
 MAX_MESSAGE_LENGTH = 300
 
@@ -19,6 +20,7 @@ _UNKNOWN = re.compile(
     r"(?:Subcommand '\w+'|Group '(?P<group>[^']*)'|.*?)\s*(?:does not accept option|Option) '(?P<key>[^']*)'"
 )
 _OTHER_CLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
+_NO_MODULE = re.compile(r"No module named '([^']*)'")
 _REQUIRED = re.compile(r"the following arguments are required: (.*)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: --([^=\s]*)")
 _CONFIG = ("Problems parsing config:", "Unexpected config:")
@@ -89,6 +91,9 @@ def _key_and_problem(message: str) -> tuple[str, str]:
         package = package_of_class(try_to_find(match[1]), (match[2],))
         other = f": it is one of {package}, but all must be built on one Lightning package" if package else ""
         return key, f"{match[1]} is no subclass of the {match[2]} that is needed{other}"
+    match = _NO_MODULE.fullmatch(text)
+    if match is not None:
+        return key, f"no module {match[1]} {where_was_searched()}"
     return _unknown_or_missing(key, owner, text) or (key, _short(text))
 
 

@@ -30,6 +30,12 @@ HYDRA_KEY = re.compile(r"_[a-z]+_")
 """Keys such as `_target_` and `_partial_`, which are for Hydra and no arguments."""
 
 
+STARTED_IN_VARIABLE = "STEPBENCH_STARTED_IN"
+
+STARTED_IN = Path(os.environ.get(STARTED_IN_VARIABLE) or Path.cwd())
+"""Where the command was typed: a run may have a directory of its own, in which its further ranks start."""
+
+
 @dataclass(slots=True)
 class Program:
     """A user's program, built but not yet fitted: its module, its data module if any, and its trainer's settings.
@@ -41,6 +47,14 @@ class Program:
     datamodule: Any | None
     trainer: UserTrainer = field(default_factory=UserTrainer)
     placed: dict[str, str] = field(default_factory=dict)
+
+
+def enter(directory: Path) -> None:
+    """Change to another directory for what the user's code writes; what it imports is still found."""
+    os.environ[STARTED_IN_VARIABLE] = str(STARTED_IN)
+    if str(STARTED_IN) not in sys.path:
+        sys.path.insert(0, str(STARTED_IN))
+    os.chdir(directory)
 
 
 @contextlib.contextmanager
@@ -167,10 +181,10 @@ def _import_module(name: str, target: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise  # something that the user's module imports itself
-        raise ModuleNotFoundError(f"{target}: no module {error.name} {_where_was_searched()}") from None
+        raise ModuleNotFoundError(f"{target}: no module {error.name} {where_was_searched()}") from None
 
 
-def _where_was_searched() -> str:
+def where_was_searched() -> str:
     """The directories that modules are looked for in, but for those of Python itself, for a person to read."""
     own = [os.getcwd(), *sys.path]
     not_users = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -196,7 +210,7 @@ def _find_attribute(owner: Any, owner_name: str, path: str, target: str) -> Any:
 @functools.cache
 def _import_file(path: Path) -> ModuleType:
     """Import a file as the script that it may be: what lies beside it can be imported from it."""
-    path = path.expanduser().resolve()
+    path = (STARTED_IN / path.expanduser()).resolve()
     if not path.is_file():
         raise ModuleNotFoundError(f"there is no file {path}")
     if str(path.parent) not in sys.path:

@@ -118,7 +118,7 @@ def _enter_own_directory(request: RunRequest, directory: Path) -> None:
     """Change to a directory for what the user's code writes, where the request asks for it."""
     if request.own_directory:
         (directory / SCRATCH).mkdir(exist_ok=True)
-        os.chdir(directory / SCRATCH)
+        user_code.enter(directory / SCRATCH)
 
 
 def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:

@@ -149,3 +149,16 @@ def test_lightning_s_own_demonstrations_are_measured(measure: Measure, classes: 
     record = ok(measure(**{"data": None, **classes}, data_arguments={"batch_size": None}))
     assert record.effective is not None
     assert record.effective.batch_size == 16
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("network", ["NBeats", "NHiTS", "TemporalFusionTransformer", "DeepAR"])
+def test_networks_of_a_package_that_many_use_are_measured(measure: Measure, network: str) -> None:
+    pytest.importorskip("pytorch_forecasting", reason="pytorch-forecasting asks for an older pandas")
+    record = ok(
+        measure(
+            model="forecasting_samples.make", model_arguments={"network": network}, data="forecasting_samples.Series"
+        )
+    )
+    assert record.summary is not None
+    assert record.summary.num_samples == 8 * 16

@@ -440,7 +440,6 @@ FLAT = sample("flat.yaml")
             FLAT.replace("NoOptimizerModel", "NoModel"),
             "model: module 'cli_user_code' has no attribute 'NoModel'",
         ),
-        (FLAT.replace("cli_user_code.NoOpt", "no_module.NoOpt"), "model: No module named 'no_module'"),
         (
             FLAT.replace("cli_user_code.NoOpt", "Unknown"),
             "model: Expected a dot import path string: UnknownimizerModel",
@@ -487,6 +486,25 @@ def test_what_is_wrong_is_said_in_one_line_with_file_and_key(
         build(text)
     assert str(caught.value) == f"{tmp_path / '0.yaml'}: {message}"
     assert "usage:" not in capfd.readouterr().err
+
+
+def test_a_module_that_is_not_found_is_said_with_the_directories_that_were_searched(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CliConfigError) as caught:
+        build(FLAT.replace("cli_user_code.NoOpt", "no_module.NoOpt"))
+    assert str(caught.value).startswith(f"{tmp_path / '0.yaml'}: model: no module no_module in {tmp_path}, ")
+    assert "or name that directory in PYTHONPATH" in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["model", "data"])
+def test_a_file_for_a_fixed_class_asks_for_its_name(build: Build, tmp_path: Path, section: str) -> None:
+    text = "model:\n  hidden: 5\n" if section == "model" else "model: cli_user_code.Model\ndata:\n  root: x\n"
+    with pytest.raises(CliConfigError) as caught:
+        build(text)
+    wanted = f"{section}: has arguments, but no class_path: name the class that they are for, cli_{section}=my_package"
+    assert str(caught.value).startswith(f"{tmp_path / '0.yaml'}: {wanted}")
 
 
 def test_the_file_that_has_the_key_is_named(build: Build, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ LAYERS = {
     "loader_arguments": set(),
     "loader_overrides": {"loader_arguments", "samples"},
     "cli_classes": {"lightning_package", "record", "user_code"},
-    "cli_messages": {"cli_classes"},
+    "cli_messages": {"cli_classes", "user_code"},
     "cli_program": {
         "cli_classes", "cli_messages", "lightning_package", "loader_arguments", "record", "trainer_setup",
         "user_code",

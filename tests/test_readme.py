@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,9 @@ def test_a_command_of_the_readme_runs(stepbench: Stepbench, tmp_path: Path, comm
         command = command.replace("DIRECTORY", str(tmp_path / "images"))
     if "digits" in command:
         pytest.importorskip("sklearn")
+    where = tmp_path
+    if any(name in command for name in ("cli_config=", "configs", "./train.py")):
+        where = Path(shutil.copytree(ROOT / "tests" / "user_project", tmp_path / "project"))
     _, _, module, *arguments = shlex.split(command)
     if module == "stepbench.aggregate":
         directories = [name for name in arguments if name in ("OTHER", str(tmp_path / "images"))]
@@ -67,7 +71,7 @@ def test_a_command_of_the_readme_runs(stepbench: Stepbench, tmp_path: Path, comm
         done = stepbench(*arguments, module=module)
     else:
         shorter = [] if "--help" in arguments else SHORTER
-        done = stepbench(*arguments, *shorter, module=module)
+        done = stepbench(*arguments, *shorter, module=module, cwd=where)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

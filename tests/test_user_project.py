@@ -128,8 +128,9 @@ def test_files_for_fixed_classes(bench: Bench, project: Path) -> None:
 
 def test_fixed_classes_that_are_not_named_are_asked_for(bench: Bench, project: Path) -> None:
     done = bench("cli_config=fixed_config.yaml", "batch_size=16")
-    assert done.returncode != 0
-    assert "cli_model=" in done.stdout + done.stderr
+    assert done.returncode == 1
+    assert "fixed_config.yaml: model: has arguments, but no class_path" in done.stdout
+    assert "cli_model=my_package.my_module:MyClass" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -199,6 +200,12 @@ def test_a_class_in_a_file(bench: Bench, project: Path) -> None:
 @pytest.mark.full
 def test_what_hands_out_whole_batches_needs_the_key_of_their_size(bench: Bench, project: Path) -> None:
     tree = ["--config-dir", "configs", "model=gru", "data=blocks"]
+    done = bench(*tree, "batch_size=16")
+    assert done.returncode == 1
+    assert "whether batch_size=16 reached the data loader cannot be seen" in done.stdout  # with lists in its batches
+    assert "batch_size_fn=my_module:my_function" in done.stdout
+    shutil.rmtree(project / "outputs")
+    tree += ["batch_size_fn=rivers.data:count"]
     done = bench(*tree, "batch_size=16")
     assert done.returncode == 1
     assert "batch_size=16 did not reach the data loader, whose batches hold 8 samples" in done.stdout
@@ -272,10 +279,15 @@ def test_files_for_the_command_line_are_found_from_a_directory_of_ones_own(bench
 
 @pytest.mark.full
 def test_a_module_that_is_not_found_says_where_it_was_looked_for(bench: Bench, project: Path, tmp_path: Path) -> None:
-    done = bench("cli_config=../rivers_project/cli_config.yaml", cwd=project / "configs")
-    assert done.returncode == 1
-    assert "rivers" in done.stdout
-    assert "Traceback" not in done.stdout
+    by_path = ["model=custom", "model.path=rivers.model:RiverForecast"]
+    for number, subject in enumerate([[f"cli_config={project}/cli_config.yaml"], by_path]):
+        elsewhere = tmp_path / f"elsewhere{number}"
+        elsewhere.mkdir()
+        done = bench(*subject, cwd=elsewhere)
+        assert done.returncode == 1
+        assert f"no module rivers in {elsewhere}" in done.stdout
+        assert "or name that directory in PYTHONPATH" in done.stdout
+        assert "Traceback" not in done.stdout
 
 
 @pytest.mark.full
@@ -293,3 +305,16 @@ def test_a_run_can_be_run_again_from_its_own_configuration(
     second = read_record(project / "outputs" / "again" / "records" / "0.0.json")
     assert second.spec_hash == first.spec_hash
     assert effective_of(second) == effective_of(first)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("subject", ["cli_config.yaml", "train.py"])
+def test_ranks_find_what_the_first_one_finds_from_a_directory_of_ones_own(
+    bench: Bench, project: Path, subject: str
+) -> None:
+    by_file = ["model=custom", "model.path=./train.py:LitNet", "+model.kwargs.hidden=64"]
+    arguments = by_file if subject == "train.py" else [f"cli_config={subject}"]
+    done = bench(*arguments, "batch_size=16", "devices=2", "device=cpu", "strategy=ddp", "hydra.job.chdir=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    effective = only_effective(project)
+    assert (effective.num_devices, effective.batch_size) == (2, 16)

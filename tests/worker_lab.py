@@ -10,7 +10,10 @@ from stepbench.sweep import PlannedCell
 
 TINY = Protocol(name="tiny", warmup_batches=2, warmup_s=0.0, timed_batches=8, timed_s=0.0)
 
-SAMPLES = ("other_package_samples.", "demanding_samples.", "user_code_samples.", "plain_script_samples.", "lightning.")
+SAMPLES = (
+    *("user_code_samples.", "other_package_samples.", "demanding_samples.", "plain_script_samples."),
+    *("forecasting_samples.", "lightning."),
+)
 
 
 def target_of(name: str) -> str:

@@ -50,6 +50,11 @@ def collate(samples: list) -> dict:
     }
 
 
+def count(batch: dict) -> int:
+    """How many windows a batch has."""
+    return len(batch["target"])
+
+
 class RiverData(pl.LightningDataModule):
     """Readings of the last hours; `loader` holds what loaders take."""
 
