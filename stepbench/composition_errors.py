@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from hydra.errors import MissingConfigException
@@ -22,7 +23,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         return _explain_choice(str(error.missing_cfg_file), error.options)
     if isinstance(cause, OmegaConfBaseException) and "is not in struct" in str(cause):
-        return _explain_key(str(cause.full_key), cause.parent_node)
+        typed = re.match(r"Could not override '([^']+)'", str(error))
+        return _explain_key(str(cause.full_key), cause.parent_node, typed[1] if typed else "")
     text = str(error) or type(error).__name__
     if text.startswith("Ambiguous value for argument"):
         argument = text.partition("'")[2].partition("'\n")[0]
@@ -31,14 +33,19 @@ def explain(error: Exception) -> str:
 
 
 def _explain_choice(config_file: str, options: Iterable[str]) -> str:
-    group, _, choice = config_file.rpartition("/")
+    group, _, choice = config_file.partition("/")
+    if group in ("model", "data") and re.search(r"[^.][.:][^.]", choice):
+        return (
+            f"{group}={choice}: there is no such choice: a class of yours is given by its path, "
+            f"{group}=custom {group}.path={choice}"
+        )
     return (
         f"{group}={choice}: there is no such choice{did_you_mean(choice, options)}; choices: {', '.join(options)} "
         "(those of your own are found with --config-dir DIRECTORY)"
     )
 
 
-def _explain_key(key: str, parent: object) -> str:
+def _explain_key(key: str, parent: object, typed: str) -> str:
     prefix, _, name = key.rpartition(".")
     names = list(parent) if isinstance(parent, DictConfig) else []
     siblings = [str(sibling) for sibling in names if sibling not in NO_SETTINGS]
@@ -46,7 +53,7 @@ def _explain_key(key: str, parent: object) -> str:
     if siblings:
         text += f"; {f'settings of {prefix}' if prefix else 'settings'}: {', '.join(siblings)}"
     if key.startswith(FREE_ARGUMENTS):
-        text += f" (a further argument of the class is given as +{key}=VALUE)"
+        text += f" (a further argument of the class is given as +{typed or key}=VALUE)"
     return text
 
 
