@@ -144,7 +144,7 @@ def main() -> int:
     except SystemExit as end:
         if end.code in (0, None):
             return EXIT_OK
-        print("Settings are given as key=value, without dashes: batch_size=16", file=sys.stderr)
+        print("Settings are given as key=value, without dashes: batch_size=16, cli_config=FILE", file=sys.stderr)
         return EXIT_WRONG_REQUEST
     except SettingsError as error:
         plan.problems.extend(error.problems)

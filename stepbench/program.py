@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from stepbench import user_code
@@ -12,6 +13,9 @@ from stepbench.loader_arguments import LoaderSettings, find_parameter
 from stepbench.record import RUN_DIRECTORY, Component, RunRequest, RunSpec, canonical_json
 from stepbench.trainer_setup import HORIZON, SET_ASIDE_ARGUMENTS, UserTrainer, set_aside_callback_types
 from stepbench.user_code import Program
+
+CUSTOM = "custom"
+"""The choice of a class by its path, whose arguments are in `kwargs`."""
 
 
 def build_program(request: RunRequest, run_directory: Path) -> tuple[Program, LightningPackage]:
@@ -31,7 +35,8 @@ def build_program(request: RunRequest, run_directory: Path) -> tuple[Program, Li
     else:
         assert spec.model is not None
         program = _build_components(request, spec.model, run_directory)
-        package = _find_package(program, spec.model.target, spec.data.target if spec.data else "")
+        custom = tuple(key for key, choice in request.choices if choice == CUSTOM)
+        package = _find_package(program, spec.model.target, spec.data.target if spec.data else "", custom)
         if spec.trainer is not None:
             program.trainer = _build_trainer(_located(spec.trainer, run_directory), package)
     program.trainer.set_aside = [*request.set_aside, *program.trainer.set_aside]
@@ -60,11 +65,11 @@ def _build_components(request: RunRequest, model: Component, run_directory: Path
     """Module and data module from their targets, with the loaders' settings where their constructors take them."""
     data, choices = request.spec.data, dict(request.choices)
     placed = dict(request.placed)
+    keys = {key: f"{key}.kwargs" if choices.get(key) == CUSTOM else key for key in ("model", "data")}
     if data is not None:
-        data = _with_loader_settings(data, "data", request.spec, placed)
+        data = _with_loader_settings(data, keys["data"], request.spec, placed)
     else:
-        model = _with_loader_settings(model, "model", request.spec, placed)
-    keys = {key: f"{key}.kwargs" if choices.get(key) == "custom" else key for key in ("model", "data")}
+        model = _with_loader_settings(model, keys["model"], request.spec, placed)
     built_model = user_code.build(_located(model, run_directory), keys["model"])
     built_data = None if data is None else user_code.build(_located(data, run_directory), keys["data"])
     return Program(model=built_model, datamodule=built_data, placed=placed)
@@ -86,12 +91,13 @@ def _with_loader_settings(component: Component, key: str, spec: RunSpec, placed:
     return Component(target=component.target, arguments_json=canonical_json(arguments))
 
 
-def _find_package(program: Program, model_name: str, data_name: str) -> LightningPackage:
+def _find_package(program: Program, model_name: str, data_name: str, custom: Collection[str] = ()) -> LightningPackage:
     """The one of the two Lightning packages that both are built on. Raises TypeError where there is no such package."""
-    model_package = _package_of(program.model, "LightningModule", "model", model_name)
+    keys = {key: f"{key}.path" if key in custom else f"{key}._target_" for key in ("model", "data")}
+    model_package = _package_of(program.model, "LightningModule", keys["model"], model_name)
     if program.datamodule is None:
         return load_package(model_package)
-    data_package = _package_of(program.datamodule, "LightningDataModule", "data", data_name)
+    data_package = _package_of(program.datamodule, "LightningDataModule", keys["data"], data_name)
     if model_package != data_package:
         raise TypeError(
             f"model and data must be built on the same Lightning package, but {model_name} is a LightningModule "
@@ -104,7 +110,7 @@ def _package_of(built: object, class_name: str, key: str, target: str) -> str:
     package = package_of(built, class_name)
     if package is None:
         found = f"{type(built).__module__}.{type(built).__qualname__}"
-        raise TypeError(f"{key}._target_ must name a lightning {class_name}, got {target} which gives a {found}")
+        raise TypeError(f"{key} must name a lightning {class_name}, got {target} which gives a {found}")
     return package
 
 

@@ -156,6 +156,8 @@ def find(target: str) -> Any:
     Raises an ImportError that says which part of it is missing, and where was searched.
     """
     module_part, colon, attribute_part = target.rpartition(":")
+    if target.endswith(".py"):
+        raise ImportError(f"{target}: name something in the file, such as {target}:MyClass")
     if colon and module_part.endswith(".py"):
         return _find_attribute(_import_file(Path(module_part)), module_part, attribute_part, target)
     if colon:

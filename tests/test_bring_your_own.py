@@ -83,6 +83,23 @@ def test_a_module_that_stops_the_training_is_measured_that_far(measure: Measure)
     assert record.summary.num_batches + record.summary.num_warmup_batches == 20
 
 
+@pytest.mark.parametrize("num_items", [16, 40])
+def test_epochs_may_be_shorter_than_the_warmup(measure: Measure, num_items: int) -> None:
+    record = ok(measure(model=demanding("ScheduledModule"), **shorter_epochs(num_items)))
+    assert record.summary is not None
+    assert (record.summary.num_warmup_batches, record.summary.num_batches) == (5, 8)
+
+
+def shorter_epochs(num_items: int) -> dict[str, Any]:
+    """Epochs of one batch, or of three of which the last is smaller."""
+    protocol = Protocol(name="short", warmup_batches=5, warmup_s=0.0, timed_batches=8, timed_s=0.0)
+    return {
+        "model_arguments": {"kind": "estimated"},
+        "data_arguments": {"num_items": num_items},
+        "protocol": protocol,
+    }
+
+
 def test_the_users_own_trainer_is_honoured(measure: Measure) -> None:
     callbacks = [
         {"_target_": "lightning.pytorch.callbacks.LearningRateMonitor"},

@@ -209,14 +209,14 @@ def test_a_wrong_request_with_the_full_error_asked_for_exits_2_as_well(
     ("arguments", "status", "wording"),
     [
         (["data=image_folder", "data.root=/no/such/place"], "error", "data.root must be a directory"),
-        in_the_full_tier(["data.num_samples=0"], "no_batches", "the data loader gave no batches"),
+        in_the_full_tier(["data.num_samples=0"], "no_batches", "the data set has 0 samples, fewer than one batch"),
         in_the_full_tier(["model._target_=no.such.Net", "data=tiny"], "error", "no.such.Net: no module no in "),
         in_the_full_tier(
             ["model=tiny", "data=tiny", "data.num_items=3", "batch_size=8"],
             "error",
             "the data set has 3 samples, fewer than",
         ),
-        in_the_full_tier(["model=tiny", "data=tiny", "+model.depth=3"], "error", "unexpected keyword argument 'depth'"),
+        in_the_full_tier(["model=tiny", "data=tiny", "+model.depth=3"], "error", "takes no argument depth (model.depth)"),
     ],
 )
 def test_a_cell_that_fails_says_why_in_one_line_and_exits_1(

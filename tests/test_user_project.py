@@ -184,6 +184,7 @@ def test_classes_by_their_paths(bench: Bench, project: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = records_of(project)
     assert effective_of(record).batch_size == 16
+    assert dict(effective_of(record).placed) == {"batch_size": "data.kwargs.batch_size"}
     assert record.num_parameters == 3 * 48 * (6 + 48 + 2) + 48 + 1
     assert "RiverForecast on make_river_data, batch 16" in done.stdout
     assert "set aside" not in done.stdout
@@ -318,3 +319,52 @@ def test_ranks_find_what_the_first_one_finds_from_a_directory_of_ones_own(
     assert done.returncode == 0, done.stdout + done.stderr
     effective = only_effective(project)
     assert (effective.num_devices, effective.batch_size) == (2, 16)
+
+
+NO_MODULE = "class Net:\n    pass\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "wording"),
+    [
+        (["model.path=./net.py:Net"], 1, "model.path must name a lightning LightningModule, got ./net.py:Net which"),
+        (["model.path=./train.py:LitNet"], 1, "needs hidden, which model.kwargs does not have: give +model.kwargs"),
+        (["model.path=./train.py:Lit"], 1, "train.py has no Lit; did you mean LitNet?"),
+        (["model.path=train.py"], 1, "train.py: name something in the file, such as train.py:MyClass"),
+        (["model.path=./trian.py:LitNet"], 1, "there is no file "),
+        (
+            ["model.path=./train.py:LitNet", "+model.kwargs.hiden=1", "+model.kwargs.hidden=1"],
+            1,
+            "takes no argument hiden (model.kwargs.hiden); it takes hidden",
+        ),
+        (["model=./train.py:LitNet"], 2, "model=custom model.path=./train.py:LitNet"),
+        (["model=rivers.model.RiverForecast"], 2, "model=custom model.path=rivers.model.RiverForecast"),
+        (
+            ["model=none", "cli_config=cli_config.yaml", "data.init_args.hours=3"],
+            2,
+            "is given as +data.init_args.hours=VALUE",
+        ),
+        (["model=none", "cli_config=no.yaml"], 2, "cli_config: no.yaml cannot be read: No such file or directory"),
+        (["-c", "cli_config.yaml"], 2, "without dashes: batch_size=16, cli_config=FILE"),
+        (
+            ["model=none", "cli_config=cli_config.yaml", "+data.init_args.hour=3"],
+            1,
+            "data.init_args.hour: rivers.data.RiverData takes no such argument; did you mean hours?",
+        ),
+        (
+            ["model=none", "cli_config=cli_config.yaml", "batch_size=3000"],
+            1,
+            "the data set has 2000 samples, fewer than one batch of batch_size=3000",
+        ),
+    ],
+)
+def test_a_mistake_of_somebody_new_is_answered_with_what_to_type(
+    stepbench: Stepbench, project: Path, arguments: list[str], exit_code: int, wording: str
+) -> None:
+    (project / "net.py").write_text(NO_MODULE)
+    chosen = [] if arguments[0].startswith(("model=", "-c")) else ["model=custom"]
+    done = stepbench(*chosen, *arguments, *SHORT, cwd=project)
+    assert done.returncode == exit_code
+    assert wording in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
