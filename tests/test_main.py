@@ -216,7 +216,9 @@ def test_a_wrong_request_with_the_full_error_asked_for_exits_2_as_well(
             "error",
             "the data set has 3 samples, fewer than",
         ),
-        in_the_full_tier(["model=tiny", "data=tiny", "+model.depth=3"], "error", "takes no argument depth (model.depth)"),
+        in_the_full_tier(
+            ["model=tiny", "data=tiny", "+model.depth=3"], "error", "takes no argument depth (model.depth)"
+        ),
     ],
 )
 def test_a_cell_that_fails_says_why_in_one_line_and_exits_1(
