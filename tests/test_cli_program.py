@@ -440,9 +440,10 @@ FLAT = sample("flat.yaml")
             FLAT.replace("NoOptimizerModel", "NoModel"),
             "model: module 'cli_user_code' has no attribute 'NoModel'",
         ),
-        (
+        pytest.param(
             FLAT.replace("cli_user_code.NoOpt", "Unknown"),
             "model: Expected a dot import path string: UnknownimizerModel",
+            marks=pytest.mark.full,  # looks through all that is installed
         ),
         (
             FLAT.replace("NoOptimizerModel", "Data"),

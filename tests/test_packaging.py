@@ -37,6 +37,7 @@ def run(command: list[str], cwd: Path, python_path: list[Path]) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_a_wheel_runs_from_an_empty_directory_with_a_user_s_configuration(wheel_site: Path, tmp_path: Path) -> None:
     where = run(["-c", "import stepbench; print(stepbench.__file__)"], tmp_path, [wheel_site, TESTS])
     assert Path(where.strip()).is_relative_to(wheel_site)

@@ -190,6 +190,7 @@ def test_classes_by_their_paths(bench: Bench, project: Path) -> None:
     assert "set aside" not in done.stdout
 
 
+@pytest.mark.full
 def test_a_class_in_a_file(bench: Bench, project: Path) -> None:
     done = bench("model=custom", "model.path=./train.py:LitNet", "+model.kwargs.hidden=64", "-m", "batch_size=16,32")
     assert done.returncode == 0, done.stdout + done.stderr
