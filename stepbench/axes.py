@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepbench.record import Component, EffectiveSettings, RunRecord, RunRequest, RunSpec, canonical_json
+from stepbench.record import CUSTOM, Component, EffectiveSettings, RunRecord, RunRequest, RunSpec, canonical_json
 
 PRECISION_SPELLINGS = {"32-true": "32", "64-true": "64", "16": "16-mixed", "bf16": "bf16-mixed"}
 """Lightning's several spellings of one precision: a run that shows the other one ran as requested."""
@@ -23,9 +23,6 @@ EFFECTIVE_TWINS = {"data.num_workers": "num_workers"} | {
 
 GROUPS = ("model", "data", "precision")
 """Config groups whose chosen option is the best label of what was asked for."""
-
-CUSTOM = "custom"
-"""The option of a group that leaves it to a class of the user's, which is the better label."""
 
 DECISIVE_AXES = {"float32_matmul_precision": "precision"}
 """An axis that the other decides where its option sets both (the precision option `tf32`)."""

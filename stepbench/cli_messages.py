@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepbench.cli_classes import FIT, CliFile, package_of_class, try_to_find
+from stepbench.composition_errors import did_you_mean
 from stepbench.user_code import where_was_searched
 
 MAX_MESSAGE_LENGTH = 300
@@ -137,8 +137,7 @@ def _near_argument(class_path: str, name: str) -> str:
         names = list(inspect.signature(try_to_find(class_path)).parameters)
     except (TypeError, ValueError):  # there is no class, or it does not tell
         return ""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return did_you_mean(name, names)
 
 
 def _place_of(key: str, files: Sequence[CliFile], overrides: Mapping[str, Any]) -> str:

@@ -39,11 +39,11 @@ from stepbench.lightning_package import LightningPackage
 from stepbench.loader_arguments import LoaderSettings, find_arguments, get_at
 from stepbench.record import CliProgram, RunSpec
 from stepbench.trainer_setup import (
-    HORIZON,
-    SET_ASIDE_ARGUMENTS,
+    NEVER_BUILT,
     UserTrainer,
     make_trainer,
     set_aside_callback_types,
+    split_callbacks,
     trainer_defaults,
 )
 from stepbench.user_code import Program, hidden_command_line
@@ -376,8 +376,8 @@ def _set_aside(line: Any, job: _Job) -> None:
     trainer = config.get("trainer")
     if trainer is not None:
         defaults = trainer_defaults(job.package)
-        for name in SET_ASIDE_ARGUMENTS:
-            if name in trainer and name not in HORIZON and trainer[name] != defaults.get(name):
+        for name in NEVER_BUILT:
+            if name in trainer and trainer[name] != defaults.get(name):
                 job.set_aside.append(f"trainer.{name}")
                 trainer[name] = defaults.get(name)
         callbacks = trainer.get("callbacks")
@@ -451,7 +451,9 @@ def _make_plain_trainer(job: _Job, arguments: Mapping[str, Any]) -> tuple[Any, l
         for name, value in arguments.items()
         if isinstance(value, (bool, int, float, str, Path)) and name not in MACHINE_ARGUMENTS
     }
-    user = UserTrainer(arguments={**plain, "callbacks": _kept_callbacks(arguments.get("callbacks"), job)[0]})
+    user = UserTrainer(
+        arguments={**plain, "callbacks": split_callbacks(arguments.get("callbacks") or [], job.package)[0]}
+    )
     scratch = tempfile.TemporaryDirectory(prefix="stepbench-")
     path = Path(scratch.name)
     spec = RunSpec(accelerator="cpu")
@@ -477,13 +479,13 @@ def _captured_trainer(line: Any, job: _Job) -> UserTrainer:
         trainer_class = type(line.trainer)
     if isinstance(line.trainer, _StandInTrainer):
         callbacks += line.trainer.added_callbacks()
-    kept, aside = _kept_callbacks(callbacks, job)
+    kept, aside = split_callbacks(callbacks, job.package)
     if job.trainer_arguments is not None:
         job.set_aside += aside
     if not isinstance(trainer_class, type):
         job.set_aside.append(f"trainer_class {getattr(trainer_class, '__name__', trainer_class)}")
     defaults = trainer_defaults(job.package)
-    dropped = [name for name in arguments if name in SET_ASIDE_ARGUMENTS and name not in HORIZON]
+    dropped = [name for name in arguments if name in NEVER_BUILT]
     for name in dropped:
         if arguments.pop(name) != defaults.get(name):
             job.set_aside.append(f"trainer.{name}")
@@ -493,13 +495,6 @@ def _captured_trainer(line: Any, job: _Job) -> UserTrainer:
         trainer_class=trainer_class if is_own else None,
         set_aside=list(dict.fromkeys(job.set_aside)),
     )
-
-
-def _kept_callbacks(callbacks: Any, job: _Job) -> tuple[list[Any], list[str]]:
-    types = set_aside_callback_types(job.package)
-    found = [] if callbacks is None else callbacks
-    kept = [callback for callback in found if not isinstance(callback, types)]
-    return kept, [type(callback).__name__ for callback in found if isinstance(callback, types)]
 
 
 # ---- the loader settings ----

@@ -32,7 +32,6 @@ class Preparation:
     make_trainer: Callable[..., Any] | None = None
     trainer_settings: tuple[tuple[str, str], ...] = ()
     set_aside: list[str] = field(default_factory=list)
-    compile_mode: str | None = None
 
 
 def prepare(request: RunRequest, run: Preparation, scratch: Path, *, epochs: int | None) -> Any:
@@ -54,7 +53,6 @@ def prepare(request: RunRequest, run: Preparation, scratch: Path, *, epochs: int
     run.loaders.attach(program.model, program.datamodule)
     quieten_module(program.model, program.datamodule, run.package, run.set_aside.append)
     model = program.model if spec.compile is None else _compile(program.model, spec.compile)
-    run.compile_mode = spec.compile
     prepared = make_trainer(spec, run.package, program.trainer, epochs=epochs, scratch=scratch)
     run.trainer, run.trainer_settings, run.make_trainer = prepared.trainer, prepared.kept, prepared.make_another
     run.set_aside += prepared.set_aside

@@ -10,12 +10,9 @@ from pathlib import Path
 from stepbench import user_code
 from stepbench.lightning_package import LightningPackage, load_package, package_of
 from stepbench.loader_arguments import LoaderSettings, find_parameter
-from stepbench.record import RUN_DIRECTORY, Component, RunRequest, RunSpec, canonical_json
-from stepbench.trainer_setup import HORIZON, SET_ASIDE_ARGUMENTS, UserTrainer, set_aside_callback_types
+from stepbench.record import CUSTOM, RUN_DIRECTORY, Component, RunRequest, RunSpec, canonical_json
+from stepbench.trainer_setup import NEVER_BUILT, UserTrainer, set_aside_callback_types
 from stepbench.user_code import Program
-
-CUSTOM = "custom"
-"""The choice of a class by its path, whose arguments are in `kwargs`."""
 
 
 def build_program(request: RunRequest, run_directory: Path) -> tuple[Program, LightningPackage]:
@@ -122,7 +119,7 @@ def _build_trainer(component: Component, package: LightningPackage) -> UserTrain
             f"trainer._target_ must name the Trainer of {package.name}, as the module is, got {component.target}"
         )
     arguments = component.arguments
-    set_aside = [f"trainer.{name}" for name in arguments if name in SET_ASIDE_ARGUMENTS and name not in HORIZON]
+    set_aside = [f"trainer.{name}" for name in arguments if name in NEVER_BUILT]
     kept = {name: value for name, value in arguments.items() if f"trainer.{name}" not in set_aside}
     callbacks = []
     for callback in kept.pop("callbacks", None) or []:

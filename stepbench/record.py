@@ -34,6 +34,9 @@ OWN_SCRIPT = "own script"
 RUN_DIRECTORY = "<the run's directory>"
 """What stands in an argument for the directory of its run, which is no part of the workload."""
 
+CUSTOM = "custom"
+"""The option of a config group that leaves it to a class of the user's, given by its path."""
+
 REQUEST_FILE = "request.json"
 CONFIG_FILE = "benchmark_config.yaml"
 TIMING_RESULTS_FILE = "timing_results.csv"

@@ -56,6 +56,9 @@ PRECISIONS = (
 )
 """The spellings that Lightning's Trainer takes."""
 
+A_FUNCTION = "the path of a function, such as my_module:my_function"
+A_CLASS = "an importable path, such as my_module:MyClass"
+
 A_YEAR_S = 366 * 86_400
 
 MATMUL_PRECISIONS = ("highest", "high", "medium")
@@ -189,19 +192,9 @@ class _Checker:
             return None
         return ProfileRequest(profiler=name, warmup_batches=warmup_batches, batches=batches, memory=memory)
 
-    def function_path(self, key: str) -> Any:
-        """The dotted path of a function, or None."""
-        return self.take(
-            key,
-            lambda v: v is None or _is_path(v),
-            "the path of a function, such as my_module:my_function, or null",
-        )
-
-    def class_path(self, key: str) -> Any:
-        """The path of a class of the user's, or None."""
-        return self.take(
-            key, lambda v: v is None or _is_path(v), "an importable path, such as my_module:MyClass, or null"
-        )
+    def path(self, key: str, expected: str) -> Any:
+        """The import path of a function or class of the user's, or None."""
+        return self.take(key, lambda v: v is None or _is_path(v), f"{expected}, or null")
 
     def names(self, key: str, what: str) -> list[str]:
         """A list of names; one alone may stand without the brackets."""
@@ -300,7 +293,7 @@ def read_request(
         "num_workers": checker.whole_number("num_workers", minimum=0, optional=True),
         "pin_memory": checker.flag("pin_memory", optional=True),
         "persistent_workers": checker.flag("persistent_workers", optional=True),
-        "setup_fn": checker.function_path("setup_fn"),
+        "setup_fn": checker.path("setup_fn", A_FUNCTION),
         "compile": checker.compile_mode("compile"),
         "num_threads": checker.whole_number("device.num_threads", minimum=1, optional=True),
         "float32_matmul_precision": checker.choice(
@@ -330,7 +323,7 @@ def read_request(
     request = {
         "timer": checker.choice("timer", TIMERS),
         "sampling": checker.sampling("sampling"),
-        "batch_size_fn": checker.function_path("batch_size_fn"),
+        "batch_size_fn": checker.path("batch_size_fn", A_FUNCTION),
         "batch_size_key": checker.take(
             "batch_size_key", lambda v: v is None or (isinstance(v, str) and v != ""), "a dotted key, or null"
         ),
@@ -346,7 +339,7 @@ def read_request(
     )
     checker.choice("worker_start", WORKER_STARTS)
     checker.flag("plots")
-    program = (_read_cli if is_cli else _read_components)(checker, choices, directory)
+    program = _read_cli(checker, choices, directory) if is_cli else _read_components(checker)
     trainer = _decide(trainer, program.wishes, usual=program.usual_trainer)
     checker.check_strategy("strategy", trainer["strategy"])
     checker.find_unused(OmegaConf.to_yaml(config), typed)
@@ -386,7 +379,7 @@ def _decide(asked: Mapping[str, Any], wishes: TrainerWishes, usual: Mapping[str,
     return decided
 
 
-def _read_components(checker: _Checker, choices: Mapping[str, str], directory: Path) -> _UserProgram:
+def _read_components(checker: _Checker) -> _UserProgram:
     """A module, and a data module and a trainer where there are some, each a class with its arguments."""
     checker.take("cli_config", lambda v: v is None, "null")
     for key, what in CLI_KEYS.items():
@@ -424,9 +417,9 @@ def _read_cli(checker: _Checker, choices: Mapping[str, str], directory: Path) ->
     """A program that is configured by files for LightningCLI, with whatever is set beside them laid over them."""
     names = [*checker.names("cli_config", "files"), *checker.names("cli_config_extra", "files")]
     classes = {
-        "cli_class": checker.class_path("cli_class"),
-        "model_class": checker.class_path("cli_model"),
-        "data_class": checker.class_path("cli_data"),
+        "cli_class": checker.path("cli_class", A_CLASS),
+        "model_class": checker.path("cli_model", A_CLASS),
+        "data_class": checker.path("cli_data", A_CLASS),
     }
     imports = checker.names("cli_import", "modules")
     rest = checker.rest()
@@ -444,13 +437,19 @@ def _read_cli(checker: _Checker, choices: Mapping[str, str], directory: Path) ->
         overrides_json=overrides.arguments_json,
         **classes,
     )
-    found = {"model": classes["model_class"] or files.model or Path(names[0] if names else "").name}
-    found |= {"data": classes["data_class"] or files.data or "none"}
-    labels = {key: name.rpartition(":")[2].rpartition(".")[2] or name for key, name in found.items()}
-    labels["model"] = found["model"] if not (classes["model_class"] or files.model) else labels["model"]
+    model, data = classes["model_class"] or files.model, classes["data_class"] or files.data
+    labels = {
+        "model": _short_name(model) if model else Path(names[0] if names else "").name,
+        "data": _short_name(data) if data else "none",
+    }
     return _UserProgram(
         fields={"cli": cli}, wishes=files.wishes, labels=labels, usual_trainer={}, set_aside=files.wishes.set_aside
     )
+
+
+def _short_name(path: str) -> str:
+    """The class's own name, of its import path."""
+    return re.split("[.:]", path)[-1] or path
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:

@@ -58,6 +58,9 @@ SET_ASIDE_CALLBACKS = (
 HORIZON = ("max_epochs", "max_steps")
 """Arguments that schedules are made for, and that are therefore looked at before they are set aside."""
 
+NEVER_BUILT = tuple(name for name in SET_ASIDE_ARGUMENTS if name not in HORIZON)
+"""Arguments that are set aside while they are still text, so that no logger or profiler of the user's is ever made."""
+
 NO_LIMIT = -1
 
 USUAL_MAX_EPOCHS = 1000
@@ -137,7 +140,7 @@ def make_trainer(
     Raises UnsupportedError where the machine cannot do it, TypeError for a callback that is none of this package's.
     """
     kept, aside = without_set_aside(user.arguments, trainer_defaults(package))
-    callbacks, callbacks_aside = _split_callbacks(kept.pop("callbacks", None), package)
+    callbacks, callbacks_aside = _split_checked(kept.pop("callbacks", None), package)
     asked = _asked_for(spec, package)
     kept = {name: value for name, value in kept.items() if name not in asked}
     planned_epochs, planned_steps = aside.get("max_epochs"), aside.get("max_steps", NO_LIMIT)
@@ -220,18 +223,23 @@ def _raise_if_unsupported(
 # ---- callbacks ----
 
 
-def _split_callbacks(callbacks: Any, package: LightningPackage) -> tuple[list[Any], list[str]]:
+def split_callbacks(callbacks: Sequence[Any], package: LightningPackage) -> tuple[list[Any], list[str]]:
     """The callbacks that are kept, and the names of those that are set aside."""
-    found = [] if callbacks is None else callbacks if isinstance(callbacks, Sequence) else [callbacks]
     types = set_aside_callback_types(package)
+    kept = [callback for callback in callbacks if not isinstance(callback, types)]
+    return kept, [type(callback).__name__ for callback in callbacks if isinstance(callback, types)]
+
+
+def _split_checked(callbacks: Any, package: LightningPackage) -> tuple[list[Any], list[str]]:
+    """The same of one callback, several or none. Raises TypeError for one that is none of this package's."""
+    found = [] if callbacks is None else callbacks if isinstance(callbacks, Sequence) else [callbacks]
     for callback in found:
         other = package_of(callback, "Callback")
         if other != package.name:
             name = f"{type(callback).__module__}.{type(callback).__qualname__}"
             what = f"a callback of {other}" if other else "no Lightning callback"
             raise TypeError(f"callbacks must be built on {package.name}, as the module is, but {name} is {what}")
-    kept = [callback for callback in found if not isinstance(callback, types)]
-    return kept, [type(callback).__name__ for callback in found if isinstance(callback, types)]
+    return split_callbacks(found, package)
 
 
 def quieten_module(model: Any, datamodule: Any, package: LightningPackage, set_aside: Callable[[str], None]) -> None:
@@ -244,7 +252,7 @@ def quieten_module(model: Any, datamodule: Any, package: LightningPackage, set_a
 
     @functools.wraps(configure)
     def configure_kept() -> list[Any]:
-        kept, aside = _split_callbacks(configure(), package)
+        kept, aside = _split_checked(configure(), package)
         for name in aside:
             set_aside(name)
         return kept

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import hashlib
 import importlib
@@ -22,6 +21,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
+from stepbench.composition_errors import did_you_mean
 from stepbench.loader_arguments import LOADER_SETTINGS, find_parameter
 from stepbench.record import Component
 from stepbench.trainer_setup import UserTrainer
@@ -202,9 +202,7 @@ def _find_attribute(owner: Any, owner_name: str, path: str, target: str) -> Any:
     found = owner
     for name in path.split("."):
         if not hasattr(found, name):
-            close = difflib.get_close_matches(name, dir(found), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ImportError(f"{target}: {owner_name} has no {name}{hint}")
+            raise ImportError(f"{target}: {owner_name} has no {name}{did_you_mean(name, dir(found))}")
         found, owner_name = getattr(found, name), f"{owner_name}.{name}"
     return found
 

@@ -16,15 +16,13 @@ import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from stepbench.cli_classes import unwrapped
 from stepbench.composition_errors import did_you_mean
 from stepbench.loader_arguments import LOADER_SETTINGS, find_arguments
-from stepbench.trainer_setup import HORIZON, SET_ASIDE_ARGUMENTS, is_set_aside_callback
+from stepbench.trainer_setup import NEVER_BUILT, is_set_aside_callback
 
 DEFAULT_BATCH_SIZE = 32
 """Of a configuration that asks for `${batch_size}` where none is given."""
-
-FIT_SECTION = "fit"
-"""Where the files of a LightningCLI program may have what is for training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +43,15 @@ class TrainerWishes:
 def read_wishes(trainer: Mapping[str, Any]) -> TrainerWishes:
     """The wishes in a trainer's arguments as far as they are plain values."""
     precision, devices = trainer.get("precision"), trainer.get("devices")
-    num_devices = len(devices) if isinstance(devices, list) else _whole_number(devices)
-    is_followed = devices in (None, "auto", -1, "-1") or (num_devices or 0) >= 1
+    number = len(devices) if isinstance(devices, list) else _whole_number(devices)
+    num_devices = number if number is not None and number >= 1 else None
     return TrainerWishes(
         precision=str(precision) if isinstance(precision, (str, int)) and not _is_open(precision) else None,
         accelerator=_plain_text(trainer.get("accelerator")),
-        num_devices=num_devices if (num_devices or 0) >= 1 else None,
+        num_devices=num_devices,
         strategy=_plain_text(trainer.get("strategy")),
         accumulate_grad_batches=_whole_number(trainer.get("accumulate_grad_batches")),
-        set_aside=() if is_followed and devices not in ("auto", -1, "-1") else (f"trainer.devices={devices}",),
+        set_aside=() if devices is None or num_devices is not None else (f"trainer.devices={devices}",),
     )
 
 
@@ -111,7 +109,7 @@ def read_cli_files(
             continue
         files.append(str(path))
         digests.append(hashlib.sha256(text).hexdigest())
-        _merge(merged, _with_named_files(_for_fit(content or {}), path.parent, digests))
+        _merge(merged, _with_named_files(unwrapped(content or {}), path.parent, digests))
     _merge(merged, overrides)
     trainer = merged.get("trainer")
     return CliFiles(
@@ -139,11 +137,6 @@ def _with_named_files(content: Any, directory: Path, digests: list[str]) -> Any:
     return _with_named_files(inner, path.parent, digests) if isinstance(inner, dict) else content
 
 
-def _for_fit(content: dict[str, Any]) -> dict[str, Any]:
-    section = content.get(FIT_SECTION)
-    return section if isinstance(section, dict) else content
-
-
 def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
@@ -163,27 +156,29 @@ def _class_name(section: Any) -> str | None:
 def place_loader_settings(config: DictConfig, problems: list[str]) -> dict[str, str]:
     """Write the settings of the loaders that are given to the arguments that they are for, in `config` itself.
 
-    Loaders without workers take no persistent ones, whatever the user's own files say.
-
     Returns for each setting where it was written to, so that interpolations follow. Of data's arguments, of the
     module's where there is no data, it is the one with a usual name; for the batch size, what `batch_size_key` names.
+    Loaders without workers take no persistent ones, whatever the user's own files say.
     """
     placed: dict[str, str] = {}
     group = "data" if config.get("data") else "model"
-    if "${batch_size}" in OmegaConf.to_yaml(config) and config.get("batch_size") is None:
+    if config.get("batch_size") is None and "${batch_size}" in OmegaConf.to_yaml(config):
         config.batch_size = DEFAULT_BATCH_SIZE
     node = config.get(group)
+    if not isinstance(node, DictConfig):
+        return placed
+    arguments: Any = OmegaConf.to_container(node, resolve=False)
     for setting in LOADER_SETTINGS:
         value = config.get(setting)
         if setting == "persistent_workers" and value is None and config.get("num_workers") == 0:
             value = False
         key = config.get("batch_size_key") if setting == "batch_size" else None
-        if value is None or not isinstance(node, DictConfig):
+        if value is None:
             continue
         if key is not None:
             path = _find_key(config, str(key), problems)
         else:
-            found = find_arguments(OmegaConf.to_container(node, resolve=False), setting)  # type: ignore[arg-type]
+            found = find_arguments(arguments, setting)
             path = f"{group}.{found[0]}" if len(found) == 1 else None
         if path is not None:
             if not _has_value(config, path, value):
@@ -223,9 +218,7 @@ def gather_trainer(trainer: Mapping[str, Any], callbacks: Mapping[str, Any]) -> 
     found = [*listed] if isinstance(listed, list) else [listed]
     found += [callback for callback in callbacks.values() if isinstance(callback, Mapping) and "_target_" in callback]
     kept = [callback for callback in found if not is_set_aside_callback(str(callback.get("_target_")))]
-    aside = [
-        name for name in trainer if (name in SET_ASIDE_ARGUMENTS and name not in HORIZON) or name == "default_root_dir"
-    ]
+    aside = [name for name in trainer if name in (*NEVER_BUILT, "default_root_dir")]
     arguments = {
         name: value for name, value in trainer.items() if name not in (*aside, "callbacks", "_target_", *WISHES)
     }

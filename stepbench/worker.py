@@ -146,7 +146,7 @@ def measure(cell_dir: Path, *, worker_start: str) -> RunRecord:
         traceback=outcome.traceback,
         started_unix_s=started_unix_s,
         wall_s=monotonic_s() - started_s,
-        effective=_effective_settings(run, worker_start),
+        effective=_effective_settings(run, worker_start, request.spec.compile),
         environment=facts.environment_at_end(run.environment, has_trained=run.timer is not None),
         start_up=_start_up(run, worker_start),
         compilation=None if run.timer is None else run.timer.compilation,
@@ -404,11 +404,11 @@ def _three_ways(setting: str, key: str) -> str:
     )
 
 
-def _effective_settings(run: _Run, worker_start: str) -> EffectiveSettings | None:
+def _effective_settings(run: _Run, worker_start: str, compile_mode: str | None) -> EffectiveSettings | None:
     if run.trainer is None:
         return None
     effective = facts.effective_settings(
-        run.trainer, run.timer, _own_rows(run), worker_start=worker_start, compile_mode=run.compile_mode
+        run.trainer, run.timer, _own_rows(run), worker_start=worker_start, compile_mode=compile_mode
     )
     placed = () if run.loaders is None else tuple(run.loaders.placed.items())
     return dataclasses.replace(
